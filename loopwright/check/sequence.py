@@ -10,6 +10,7 @@ from transformers import GenerationMixin
 
 from loopwright.check.probes import Probe
 from loopwright.check.verdict import NotOfferedError, Tally, Verdict
+from loopwright.generate.generation_config import PLAIN
 
 STRICT = 0.1  # of the tolerance, where tensors have the same shape: only experts with few or many tokens round differently
 
@@ -130,8 +131,7 @@ def generation(probe: Probe) -> Verdict:
         mask[1, :3] = 0
     depth: dict[str, Any] = {} if probe.depth is None else {"depth": probe.depth}
     with_prompt = model.generate(
-        input_ids=ids, attention_mask=mask, max_new_tokens=new, do_sample=False, num_beams=1, repetition_penalty=1.0,
-        pad_token_id=0, use_cache=True, **depth,
+        input_ids=ids, attention_mask=mask, max_new_tokens=new, pad_token_id=0, use_cache=True, **PLAIN, **depth
     )  # fmt: skip
     said = with_prompt[:, ids.shape[1] :]
     stops = getattr(model.generation_config, "eos_token_id", None)

@@ -31,7 +31,10 @@ def generate(
     model: Folder,
     prompt: Annotated[str, typer.Argument(help="The text to continue (with --chat: the user's message).")],
     depth: Depth = None,
-    max_new_tokens: Annotated[int, typer.Option(callback=whole, help="Stop after this many tokens.")] = 64,
+    max_new_tokens: Annotated[
+        int | None,
+        typer.Option(callback=whole, help="Stop after this many tokens. Default: generation_config.json's, or 64."),
+    ] = None,
     temperature: Temperature = None,
     top_p: TopP = None,
     top_k: TopK = None,
@@ -74,7 +77,10 @@ def generate(
 def chat(
     model: Folder,
     depth: Depth = None,
-    max_new_tokens: Annotated[int, typer.Option(callback=whole, help="Stop an answer after this many tokens.")] = 256,
+    max_new_tokens: Annotated[
+        int | None,
+        typer.Option(callback=whole, help="Stop an answer after this many tokens. Default: generation_config.json's, or 256."),
+    ] = None,
     temperature: Temperature = None,
     top_p: TopP = None,
     top_k: TopK = None,
@@ -137,6 +143,13 @@ def serve(
     cors_origin: Annotated[
         list[str] | None, typer.Option(metavar="URL", help="Let web pages of this origin ask; repeatable. Default: none.")
     ] = None,
+    generation_config: Annotated[
+        str,
+        typer.Option(
+            metavar="auto|none|FOLDER",
+            help="Which generation_config.json fills in what a request leaves open: the model's, none, or a folder's.",
+        ),
+    ] = "auto",
     drain_seconds: Annotated[int, typer.Option(callback=whole, help="After SIGTERM: how long begun answers may take.")] = 30,
     device: Device = "cpu",
     dtype: Dtype = "float32",
@@ -162,7 +175,8 @@ def serve(
         models,
         host=host, port=port, api_key_env=api_key_env, max_rows=max_rows, max_tokens=max_tokens, depth=depth, max_depth=max_depth,
         max_new_tokens=max_new_tokens, max_choices=max_choices, max_queue=max_queue, max_body=max_body,
-        cors_origin=cors_origin or [], drain_seconds=drain_seconds, device=device, dtype=dtype, tokenizer=tokenizer,
+        cors_origin=cors_origin or [], generation_config=generation_config, drain_seconds=drain_seconds, device=device, dtype=dtype,
+        tokenizer=tokenizer,
     )  # fmt: skip
 
 

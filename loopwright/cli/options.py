@@ -106,7 +106,9 @@ InspectDtype = Annotated[str | None, typer.Option(help=f"{DTYPES} Default: bf16.
 StateSeed = Annotated[
     int | None, typer.Option(callback=seed_of, help="Of the initial state, in models that start from noise (Huginn).")
 ]
-Temperature = Annotated[float | None, typer.Option(help="Sample at this temperature. 0 or left out: greedy.")]
+Temperature = Annotated[
+    float | None, typer.Option(help="Sample at this temperature. 0: greedy. Default: generation_config.json's, or greedy.")
+]
 TopP = Annotated[float | None, typer.Option(help="Sample from the likeliest tokens that together reach this probability.")]
 TopK = Annotated[int | None, typer.Option(callback=whole, help="Sample from this many likeliest tokens.")]
 MinP = Annotated[float | None, typer.Option(help="Drop tokens below this share of the likeliest one's probability.")]

@@ -62,7 +62,7 @@ def read_model(files: ModelFiles, dtype: torch.dtype | None, device: torch.devic
     check_fit(str(folder), family, rules, stored, tied_head=head)
     embedding = next(rule.theirs for rule in rules if rule.ours == ("embed_tokens.weight",))
     check_tied(stored, embedding, head)
-    generation = _generation_config(folder)
+    generation = generation_config_of(folder)
 
     chosen = file_dtype(rules, stored) if dtype is None else dtype
     fill(model, rules, stored, dtype=chosen, device=device)
@@ -105,7 +105,8 @@ def usable_device(device: str | torch.device) -> torch.device:
         raise ValueError(f"device: {device!s} cannot be used here ({str(error).splitlines()[0]})") from None
 
 
-def _generation_config(folder: Path) -> GenerationConfig | None:
+def generation_config_of(folder: Path) -> GenerationConfig | None:
+    """Returns the generation config of a folder, None where it has none."""
     path = folder / "generation_config.json"
     if not path.exists():
         return None

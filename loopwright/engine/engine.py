@@ -21,15 +21,17 @@ from loopwright.engine.speculation import AUTO, MOST_TOKENS
 from loopwright.engine.trail import check_mean_read
 from loopwright.generate.constraint import ConstrainedVocabulary, Constraint
 from loopwright.generate.exit_rules import ExitRule, build_exit
+from loopwright.generate.generation_config import check_offered, end_tokens, new_tokens, settled, stop_strings
 from loopwright.generate.readings import sees_future
 from loopwright.generate.sampling import Sampling, checked_whole
-from loopwright.generate.stream import checked_seed, end_tokens, token_ids
+from loopwright.generate.stream import checked_seed, token_ids
 from loopwright.model.generation import READS_FUTURE
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.settings import shown
 
 DRAFT_TOKENS = 4  # that one verification covers, where nothing is said
 PROBED = 16  # tokens by which a model is asked whether it reads the future
+NEW_TOKENS = 128  # of an answer, where nothing is said
 LINGER = 0.5  # seconds that the idle worker waits for more before it ends
 
 Prompt = str | Sequence[int] | Tensor | np.ndarray
@@ -75,6 +77,8 @@ class Engine:
         ids = torch.arange(min(PROBED, model.config.max_position_embeddings), device=model.device) % model.config.vocab_size
         if sees_future(model, ids[None], depth):
             raise ValueError(f"engine: {READS_FUTURE}")
+        config: Any = model.generation_config
+        check_offered(config, draws=config.do_sample is True)
         self.model, self.tokenizer = model, tokenizer
         self._own_exit = own_exit(model)
         self._scheduler = Scheduler(
@@ -108,7 +112,7 @@ class Engine:
         prompt: Prompt,
         *,
         depth: int | None = None,
-        max_new_tokens: int = 128,
+        max_new_tokens: int | None = None,
         temperature: float | None = None,
         top_p: float | None = None,
         top_k: int | None = None,
@@ -136,6 +140,8 @@ class Engine:
     ) -> Request:
         """Queues a prompt (text or token ids) and returns its handle; raises at once where the request can never be served.
 
+        What is left open is as `model.generation_config` says, which is read now: temperature and cuts (where it says `do_sample`,
+        or the request draws), `repetition_penalty`, end tokens, stop strings and `max_new_tokens` (else 128).
         `stop` are strings, or token ids beside the model's own end token, that end the answer. `priority` moves a request ahead
         of earlier ones. `on_token` is called with each token by the engine's thread, `on_done` once at the end.
 
@@ -149,16 +155,14 @@ class Engine:
         lower depth and verifies them together at `depth`: the same tokens, sooner. "auto" picks both for each round, by the drafts
         that held so far; `draft_tokens` is then the most that a round verifies (8).
         """
-        sampling = Sampling(temperature, top_p, top_k, min_p, repetition_penalty, presence_penalty, frequency_penalty, logit_bias)
+        asked = Sampling(temperature, top_p, top_k, min_p, repetition_penalty, presence_penalty, frequency_penalty, logit_bias)
+        sampling, ids = settled(self.model, asked), self._token_ids(prompt)
         sampling.check_vocabulary(self.model.config.vocab_size)
-        if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, int) or max_new_tokens < 1:
-            raise ValueError(f"max_new_tokens must be a whole number >= 1 (got {max_new_tokens!r})")
-        if isinstance(priority, bool) or not isinstance(priority, int):
-            raise ValueError(f"priority must be a whole number (got {priority!r})")
-        _check_counts(self.model, top_logprobs=top_logprobs, step_tokens=step_tokens)
+        length = self._length(max_new_tokens, len(ids))
+        _check_counts(self.model, priority, top_logprobs=top_logprobs, step_tokens=step_tokens)
         strings, tokens = self._endings(stop, own=not ignore_eos)
         wish = RequestOptions(
-            self._token_ids(prompt), self.model.config.check_depth(depth), max_new_tokens, sampling,
+            ids, self.model.config.check_depth(depth), length, sampling,
             _fresh_seed(sampling) if seed is None else checked_whole(seed),
             None if state_seed is None else checked_whole(checked_seed(self.model, state_seed)),
             tokens, strings, logprobs or top_logprobs > 0, priority, on_token,
@@ -286,6 +290,13 @@ class Engine:
             self._check_token("prompt", token)
         return tuple(ids)
 
+    def _length(self, asked: int | None, prompt_tokens: int) -> int:
+        """Returns the longest answer: as asked for, or as the model's generation config says."""
+        length = new_tokens(self.model, prompt_tokens, NEW_TOKENS) if asked is None else asked
+        if isinstance(length, bool) or not isinstance(length, int) or length < 1:
+            raise ValueError(f"max_new_tokens must be a whole number >= 1 (got {length!r})")
+        return length
+
     def _check_token(self, where: str, token: Any) -> None:
         known = self.model.config.vocab_size
         if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < known:
@@ -295,7 +306,7 @@ class Engine:
         if not isinstance(stop, Iterable):
             raise ValueError(f"stop: {stop!r}; give a string, or a list of strings and token ids (an empty one for none)")
         given = [stop] if isinstance(stop, str) else list(stop)
-        strings = tuple(one for one in given if isinstance(one, str))
+        strings = tuple(dict.fromkeys((*(one for one in given if isinstance(one, str)), *stop_strings(self.model))))
         for one in given:
             if not isinstance(one, str):
                 self._check_token("stop", one)
@@ -381,7 +392,9 @@ def _plain_ids(prompt: Any) -> list[Any]:
     return [token.item() if isinstance(token, np.integer) else token for token in prompt]
 
 
-def _check_counts(model: LoopedForCausalLM, **counts: int) -> None:
+def _check_counts(model: LoopedForCausalLM, priority: int, **counts: int) -> None:
+    if isinstance(priority, bool) or not isinstance(priority, int):
+        raise ValueError(f"priority must be a whole number (got {priority!r})")
     for name, value in counts.items():
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= model.config.vocab_size:
             raise ValueError(f"{name} must be a whole number from 0 to {model.config.vocab_size}, the vocabulary (got {value!r})")

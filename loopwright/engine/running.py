@@ -152,7 +152,7 @@ class Arrived:
 
 @dataclass(eq=False)
 class DrawnTokens:
-    """Tokens that were drawn and not yet read, with whether their logits were finite."""
+    """Tokens that were drawn and not yet read, with whether their logits say anything."""
 
     rows: list[Running]
     drawn: Fetched | Arrived
@@ -162,6 +162,6 @@ class DrawnTokens:
     places: list[int] | None = None  # where they stand among those that were fetched; None: in order
 
     def read(self) -> list[list[Any]]:
-        """Returns the token of each row, and whether its logits were finite."""
+        """Returns the token of each row, and whether it could be chosen."""
         columns = self.drawn.read()
         return columns if self.places is None else [[column[place] for place in self.places] for column in columns]

@@ -25,10 +25,10 @@ from loopwright.engine.tick_graph import SHORT_PROMPT, TickGraphs
 from loopwright.engine.trail import Trail, check_mean_read, mean_read, read_trails, step_trails
 from loopwright.engine.uneven import begin_round, count_round, keep_even, leaving, read_drafts, verified
 from loopwright.generate.constraint import ConstraintError
-from loopwright.generate.sampling import Draw, TokenCounts, sample
+from loopwright.generate.sampling import Draw, TokenCounts, no_choice, sample
 from loopwright.model.cache.pool import KeyPool, Row
 from loopwright.model.forward.context import Pass
-from loopwright.model.forward.output import weighted_sum
+from loopwright.model.forward.output import choosable, weighted_sum
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.model.parts.part import row_steps
 
@@ -343,7 +343,7 @@ class Scheduler:
         if plain:  # their tokens are where the next prelude takes them from
             for run in plain:
                 self._count(run, graphs.greedy[:1])
-            drawn = Fetched(graphs.greedy, graphs.finite)
+            drawn = Fetched(graphs.greedy, graphs.usable)
             depths = [run.request.wish.depth if run.trail is None else run.t for run in plain]
             self._unread[-1].append(DrawnTokens(plain, drawn, None, depths, places=[run.slot for run in plain]))
         if len(plain) < len(runs):
@@ -365,7 +365,7 @@ class Scheduler:
         for i, run in enumerate(runs):
             self._count(run, tokens[i : i + 1])
         said = [run.said for run in runs]
-        self._unread[-1].append(DrawnTokens(runs, Fetched(tokens, logits.isfinite().all(-1)), scores, depths, said))
+        self._unread[-1].append(DrawnTokens(runs, Fetched(tokens, choosable(logits)), scores, depths, said))
 
     def _count(self, run: Running, tokens: Tensor) -> None:
         run.drawn += len(tokens)
@@ -385,12 +385,11 @@ class Scheduler:
             none = [None] * len(drawn.rows)
             scores = none if drawn.scores is None else drawn.scores.read()
             columns = (drawn.rows, *drawn.read(), scores, drawn.depths, drawn.said or none)
-            for run, token, finite, one, depth, said in zip(*columns, strict=True):
+            for run, token, usable, one, depth, said in zip(*columns, strict=True):
                 if run.request.done:
                     continue
-                if not finite:
-                    held = len(run.request.wish.prompt) + len(run.request.tokens)
-                    run.request.fail(ValueError(f"request: logits are not finite after {held} tokens, so no token can be chosen"))
+                if not usable:
+                    run.request.fail(no_choice(len(run.request.wish.prompt) + len(run.request.tokens)))
                 elif run.grammar is not None and run.grammar.error is not None and run.at_end:
                     run.request.fail(ConstraintError(f"constrain: {run.grammar.error}"))
                 else:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from loopwright.generate.sampling import no_choice
+from loopwright.model.forward.output import choosable
 from loopwright.model.looped import LoopedForCausalLM
 
 if TYPE_CHECKING:
@@ -64,7 +66,12 @@ def score_prompts(model: LoopedForCausalLM, runs: Sequence[Running], features: S
             continue
         for first in range(0, len(own), SCORED):
             logits = model.lm_head(own[first : first + SCORED])
-            run.request.prompt_scores += score_prompt(logits, wish.prompt, run.prefilled + first, wish.top_logprobs)
+            place = run.prefilled + first
+            run.request.prompt_scores += score_prompt(logits, wish.prompt, place, wish.top_logprobs)
+            silent = (~choosable(logits)).nonzero()  # the device is waited for, as it was for the scores
+            if len(silent):
+                run.request.fail(no_choice(place + 1 + int(silent[0])))
+                break
 
 
 def ranked(logits: Tensor, top: int) -> Ranked:

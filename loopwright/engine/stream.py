@@ -12,8 +12,9 @@ from transformers import PreTrainedTokenizerBase
 
 from loopwright.engine.engine import Engine
 from loopwright.engine.speculation import AUTO, draft_depths
+from loopwright.generate.generation_config import new_tokens
 from loopwright.generate.sampling import Sampling
-from loopwright.generate.stream import Statistics, TextPieces, context_left
+from loopwright.generate.stream import NEW_TOKENS, Statistics, TextPieces, context_left
 from loopwright.model.looped import LoopedForCausalLM
 
 
@@ -23,7 +24,7 @@ def stream_uneven(
     input_ids: Tensor,
     *,
     write: Callable[[str], object],
-    max_new_tokens: int,
+    max_new_tokens: int | None = None,
     depth: int | None = None,
     sampling: Sampling | None = None,
     seed: int | None = None,
@@ -33,6 +34,8 @@ def stream_uneven(
     constrain: Mapping[str, Any] | None = None,
 ) -> tuple[Statistics, str]:
     """Generates after `input_ids` [1, T] with an exit rule or drafts; returns the statistics, and what was saved in words."""
+    if max_new_tokens is None:
+        max_new_tokens = new_tokens(model, input_ids.shape[1], NEW_TOKENS)
     room = context_left(model, input_ids.shape[1])
     allowed = max_new_tokens if room is None else min(max_new_tokens, room)
     steps = model.config.check_depth(depth)

@@ -21,6 +21,7 @@ from loopwright.engine.trail import misses_none
 from loopwright.model.cache.fixed_rows import FixedRows
 from loopwright.model.cache.pool import KeyPool
 from loopwright.model.forward.context import Pass, open_pass
+from loopwright.model.forward.output import choosable
 from loopwright.model.fused.offer import fused_stacks, say_once
 from loopwright.model.fused.sizes import longest_pass
 from loopwright.model.layers.attention import Rotary
@@ -48,7 +49,7 @@ class TickGraphs:
         self.rows, self.device = len(state), state.device
         self.logits = state.new_zeros(self.rows, model.config.vocab_size)
         self.greedy = torch.zeros(self.rows, dtype=torch.long, device=self.device)
-        self.finite = torch.zeros(self.rows, dtype=torch.bool, device=self.device)
+        self.usable = torch.zeros(self.rows, dtype=torch.bool, device=self.device)
         self.ticks: dict[tuple[tuple[str, ...], int, bool], CapturedTick] = {}
         self.fused: dict[int, FusedStacks | None] = {}
         self.lie: int | None = None  # a number for where the weights lie
@@ -64,8 +65,8 @@ class TickGraphs:
         """Queues what rows need of this tick, and returns those that take a step in it and those of them that are read out.
 
         These are the preludes of all, and steps and read-outs of tokens before which no token is less deep. Input and state of the
-        rows follow from it; `logits` of what was read, their largest (`greedy`) and whether they are `finite` stand in the places
-        of their rows until the next reading.
+        rows follow from it; `logits` of what was read, their largest (`greedy`) and whether it can be chosen (`usable`) stand in
+        the places of their rows until the next reading.
         """
         inside = [run for run in running if run.phase in ("embed", "core")]
         embedding = [run for run in inside if run.phase == "embed"]
@@ -181,8 +182,7 @@ class TickGraphs:
         self.logits.copy_(logits)
         torch.argmax(logits, -1, out=self.greedy)
         torch.where(numbers[ACTIVE, :, None] > 0, self.greedy[:, None], self.token, out=self.token)
-        low, high = logits.aminmax(dim=-1)  # both are NaN where one logit is
-        torch.eq(low * 0 + high * 0, 0, out=self.finite)  # their difference may overflow where they are finite
+        self.usable.copy_(choosable(logits))
 
     def _put(self, held: Tensor, new: Tensor, numbers: Tensor) -> None:
         torch.where(numbers[ACTIVE, :, None, None] > 0, new.to(held.dtype), held, out=held)

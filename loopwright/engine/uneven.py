@@ -14,8 +14,9 @@ from loopwright.engine.running import Arrived, EngineStats, Running, pinned
 from loopwright.engine.scores import ranked
 from loopwright.engine.speculation import AUTO, DraftChoice
 from loopwright.engine.trail import read_trails
-from loopwright.generate.sampling import Draw, sample
+from loopwright.generate.sampling import Draw, no_choice, sample
 from loopwright.model.cache.pool import KeyPool
+from loopwright.model.forward.output import choosable
 from loopwright.model.looped import LoopedForCausalLM
 
 if TYPE_CHECKING:
@@ -38,7 +39,10 @@ def leaving(
 
 
 def _decided(passes: Passes, moved: Sequence[Running], logits: Mapping[Running, Tensor]) -> dict[Running, bool]:
-    """Returns whose rule lets the token leave. Equal rules are asked together, and the device is waited for once."""
+    """Returns whose rule lets the token leave. Equal rules are asked together, and the device is waited for once.
+
+    Logits that were read and say nothing end their request: no rule can decide by them.
+    """
     groups: dict[Any, list[Running]] = {}
     for run in moved:  # a rule may remember something else of each step
         groups.setdefault((run.request.wish.exit, _form(run.memory)), []).append(run)
@@ -52,7 +56,14 @@ def _decided(passes: Passes, moved: Sequence[Running], logits: Mapping[Running, 
         asked += runs
         for i, run in enumerate(runs):
             run.memory = _row(memory, i)
-    return dict(zip(asked, torch.cat(answers).tolist() if answers else [], strict=True))
+    looked = [run for run in moved if run in logits]
+    if looked:
+        answers.append(choosable(torch.stack([logits[run] for run in looked])))
+    said = torch.cat(answers).tolist() if answers else []
+    for run, usable in zip(looked, said[len(asked) :], strict=True):
+        if not usable:
+            run.request.fail(no_choice(run.base + 1, run.t))
+    return dict(zip(asked, said[: len(asked)], strict=True))
 
 
 def _states(passes: Passes, runs: Sequence[Running]) -> tuple[Tensor, Tensor]:
@@ -150,7 +161,7 @@ def _ids(run: Running) -> list[int]:
 
 def verified(runs: Sequence[Running], logits: Sequence[Tensor]) -> Iterator[tuple[Running, Tensor, Tensor, Arrived]]:
     """Yields each row with the tokens that full depth draws after its last verified token and after the drafts that hold, their
-    logits, and both tokens and whether these are finite as they are on the host.
+    logits, and both tokens and whether these could be chosen as they are on the host.
 
     The drafts up to the first that differs are what plain decoding draws: a draw depends on seed and position alone. Keys of the
     others are dropped. The device is waited for once.
@@ -163,13 +174,13 @@ def verified(runs: Sequence[Running], logits: Sequence[Tensor]) -> Iterator[tupl
         grammars += [None if run.grammar is None else run.grammar.after(ids[:i]) for i in range(len(own))]
     tokens = sample(every, draws, seen, grammars)
     drafts = torch.stack([token for run in runs for token in run.drafts])
-    said = torch.cat([tokens, every.isfinite().all(-1), drafts]).tolist()
-    drawn, finite, drafted = said[: len(every)], said[len(every) : 2 * len(every)], iter(said[2 * len(every) :])
+    said = torch.cat([tokens, choosable(every), drafts]).tolist()
+    drawn, usable, drafted = said[: len(every)], said[len(every) : 2 * len(every)], iter(said[2 * len(every) :])
     a = 0
     for run, own in zip(runs, logits, strict=True):
         count = 1 + _agreeing(list(islice(drafted, len(run.drafts))), drawn[a:])
         run.row.crop(run.base + count)
-        yield run, tokens[a : a + count], own[:count], Arrived(drawn[a : a + count], finite[a : a + count])
+        yield run, tokens[a : a + count], own[:count], Arrived(drawn[a : a + count], usable[a : a + count])
         a += len(own)
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from loopwright.model.cost.room import check_room
+from loopwright.model.forward.output import choosable
 from loopwright.model.forward.selection import Answers
 from loopwright.model.looped import LoopedForCausalLM
 
@@ -54,11 +55,11 @@ def next_token_by_depth(
         answers.take(s)
         read.append(model.head(answers.features()[:, -1:], p)[0, -1])
     logits = torch.stack(read).float()
-    wrong = [t + 1 for t, row in enumerate(logits.isfinite().all(-1).tolist()) if not row]
+    wrong = [t + 1 for t, row in enumerate(choosable(logits).tolist()) if not row]
     if wrong:
         raise ValueError(
-            f"next_token_by_depth: logits are not finite after {len(wrong)} of {steps} steps, first after step {wrong[0]}; "
-            "`loopwright check` looks for the cause (weights that are NaN, or values too large for the dtype)"
+            f"next_token_by_depth: logits are not finite after {len(wrong)} of {steps} steps, first after step {wrong[0]}, or "
+            "all the same; `loopwright check` looks for the cause (weights that are NaN, or values too large for the dtype)"
         )
     log_probs = logits.log_softmax(-1)
     probs = log_probs.exp()

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig
 
+from loopwright.generate.generation_config import PLAIN
 from loopwright.metrics.score import IGNORED, Metric, exact_rows, token_losses
 from loopwright.model.backbone import StepRunner
 from loopwright.model.config import LoopedConfig
@@ -189,12 +189,11 @@ def decode_exact(
     fill = next((i for i in (pad_id, eos_id) if i is not None), 0)
     width, length = max(map(len, prompts)), max(map(len, answers))
     ids, mask = (x.to(model.device) for x in left_padded(prompts, width, fill))
-    # the folder's own generation settings (sampling, penalties) must not reach an exact comparison
-    settings = GenerationConfig(
-        max_new_tokens=length, do_sample=False, num_beams=1, repetition_penalty=1.0, eos_token_id=eos_id, pad_token_id=fill
-    )
-    arguments: dict[str, Any] = {"depth": depth} if model.config.is_looped and depth is not None else {}
-    produced = model.generate(ids, attention_mask=mask, generation_config=settings, **arguments)[:, width:].cpu()
+    # the folder's own generation settings (sampling, penalties, lengths) must not reach an exact comparison
+    arguments = PLAIN | {"max_new_tokens": length, "eos_token_id": eos_id, "pad_token_id": fill}
+    if model.config.is_looped and depth is not None:
+        arguments["depth"] = depth
+    produced = cast(Tensor, model.generate(ids, attention_mask=mask, **arguments))[:, width:].cpu()
     produced = torch.nn.functional.pad(produced, (0, length - produced.shape[1]), value=fill)
     wanted, asked = _right_padded(answers, length)
     return ((produced == wanted) | ~asked).all(1).to(batch.input_ids.device)

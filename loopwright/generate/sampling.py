@@ -27,7 +27,7 @@ COLDEST = 1e-6  # below it every draw is the largest logit, and scores outgrow t
 LIMITS: dict[str, tuple[float, float, str]] = {
     "temperature": (COLDEST, math.inf, f"0 (greedy), or at least {COLDEST}"),
     "top_p": (0, 1, "from 0 to 1"),
-    "top_k": (1, math.inf, "a whole number of at least 1"),
+    "top_k": (0, math.inf, "a whole number of at least 1 (0: none)"),
     "min_p": (0, 1, "from 0 to 1"),
     "repetition_penalty": (COLDEST, math.inf, "a number above 0 (1: none)"),
     "presence_penalty": (-1e6, 1e6, "a finite number (0: none)"),
@@ -81,7 +81,7 @@ class Sampling:
         """Whether chance has a part: a temperature above 0, or a cut of the distribution without a temperature."""
         if self.temperature is not None:
             return self.temperature > 0
-        return any(value is not None for value in (self.top_p, self.top_k, self.min_p))
+        return bool(self.top_k) or self.top_p is not None or self.min_p is not None
 
     @property
     def counts_tokens(self) -> bool:
@@ -136,6 +136,14 @@ def sample(
     return tokens
 
 
+def no_choice(tokens: int, step: int | None = None) -> ValueError:
+    """Returns the error of a request whose logits say nothing after so many tokens; `step`: where every step is read out."""
+    after = f"{tokens} tokens" if step is None else f"step {step} behind {tokens} tokens"
+    return ValueError(
+        f"request: logits are not finite after {after}, or all the same (a norm overflowed), so no token can be chosen"
+    )
+
+
 class TokenCounts:
     """How often each token stands in a prompt [V] and in the answer so far [V]; both stay on the device."""
 
@@ -180,10 +188,10 @@ def adjusted(
     if any(sampling.temperature for sampling in settings):
         scores = scores / per_row([s.temperature or 1.0 for s in settings])
     threshold = torch.full_like(scores[:, :1], -math.inf)
-    if any(s.top_k is not None or (s.top_p is not None and s.top_p < 1) for s in settings):
+    if any(s.top_k or (s.top_p is not None and s.top_p < 1) for s in settings):
         ordered = scores.sort(-1, descending=True).values
         last = scores.shape[-1] - 1
-        at = torch.tensor([[min(last if s.top_k is None else s.top_k - 1, last)] for s in settings], device=scores.device)
+        at = torch.tensor([[min(s.top_k - 1 if s.top_k else last, last)] for s in settings], device=scores.device)
         threshold = ordered.gather(1, at)
         if any(s.top_p is not None and s.top_p < 1 for s in settings):
             kept = ordered.masked_fill(ordered < threshold, -math.inf).softmax(-1)

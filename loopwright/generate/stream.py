@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase, TextStreamer
 
 from loopwright.generate.constraint import Constraint
+from loopwright.generate.generation_config import PLAIN, end_tokens, new_tokens, settled, stop_strings
 from loopwright.generate.sampling import GrammarEnd, HashedDraws, Sampling, checked_whole
 from loopwright.model.config import LoopedConfig
 from loopwright.model.looped import LoopedForCausalLM
@@ -19,6 +20,7 @@ from loopwright.model.parts.state import STATES
 from loopwright.untrusted import first_line
 
 LONGEST_REASON = 200  # characters of what a chat template raised
+NEW_TOKENS = 64  # of an answer, where nothing is said
 SHOWN_WORDS = 40  # of a vocabulary, where a prompt is refused
 
 
@@ -103,7 +105,7 @@ def stream(
     input_ids: Tensor,
     *,
     write: Callable[[str], object],
-    max_new_tokens: int,
+    max_new_tokens: int | None = None,
     depth: int | None = None,
     sampling: Sampling | None = None,
     seed: int | None = None,
@@ -112,15 +114,20 @@ def stream(
 ) -> Statistics:
     """Generates after `input_ids` [1, T], handing text to `write` as it comes, and returns the statistics.
 
-    The text ends with the model's context: positions beyond it were never trained. The statistics say so where it happens.
+    What is left open is as the model's generation config says. The text ends with the model's context: positions beyond it were
+    never trained. The statistics say so where it happens.
     """
+    if max_new_tokens is None:
+        max_new_tokens = new_tokens(model, input_ids.shape[1], NEW_TOKENS)
     if max_new_tokens < 1:
         raise ValueError(f"max_new_tokens: {max_new_tokens}; allowed: at least 1")
     room = context_left(model, input_ids.shape[1])
     allowed = max_new_tokens if room is None else min(max_new_tokens, room)
     steps = model.config.check_depth(depth) if model.config.is_looped or depth is not None else None
-    sampling = sampling or Sampling()
-    arguments: dict[str, Any] = {"do_sample": False} | _endings(model, tokenizer)
+    sampling, stops = settled(model, sampling or Sampling()), stop_strings(model)
+    arguments: dict[str, Any] = PLAIN | _endings(model, tokenizer)
+    if stops:
+        arguments |= {"stop_strings": stops, "tokenizer": tokenizer}
     if sampling.changes_scores or constraint is not None:
         seed = int(torch.randint(2**62, ())) if seed is None else checked_whole(seed)
         draws = HashedDraws(sampling, seed, input_ids.shape[1], constraint)
@@ -167,14 +174,6 @@ def check_seeded(config: LoopedConfig, name: str, value: int) -> None:
     kind = config.state["kind"]
     if not STATES[kind].seeded:
         raise ValueError(f"{name}: {value} would change nothing; this model's state starts as {kind!r}, not as noise")
-
-
-def end_tokens(model: LoopedForCausalLM, tokenizer: PreTrainedTokenizerBase | None) -> list[int]:
-    """Returns the tokens that end an answer: those of the model's generation config, or else the tokenizer's."""
-    end: Any = model.generation_config.eos_token_id  # type: ignore[union-attr]
-    if end is None and tokenizer is not None:
-        end = tokenizer.eos_token_id
-    return [] if end is None else end if isinstance(end, list) else [end]
 
 
 def _endings(model: LoopedForCausalLM, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:

@@ -7,13 +7,14 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import Cache, GenerationMixin, LogitsProcessor
+from transformers import Cache, GenerationMixin, LogitsProcessor, LogitsProcessorList
 from transformers.generation import GenerationMode
 
 from loopwright.model.cache.borrowed import BorrowedCache
 from loopwright.model.cache.cache import LoopCache
 from loopwright.model.config import LoopedConfig
 from loopwright.model.decode_graph import DecodeGraph
+from loopwright.model.forward.output import choosable
 from loopwright.model.parts.state import State
 from loopwright.untrusted import shown
 from loopwright.values import is_whole
@@ -27,15 +28,16 @@ READS_FUTURE = (
 OURS, BORROWED = ("dynamic", "static"), ("offloaded", "quantized")  # the caches of `generate`: a LoopCache, or one of transformers
 
 
-class FiniteLogits(LogitsProcessor):
-    """Refuses logits that are not finite: a greedy choice among them is silent, and a draw fails inside torch."""
+class ChoosableLogits(LogitsProcessor):
+    """Refuses logits that say nothing, because they are not finite or all the same: a greedy choice among them is silent."""
 
     def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
-        wrong = int((~scores.isfinite()).sum())
-        if wrong:
+        if not bool(choosable(scores).all()):
+            wrong = int((~scores.isfinite()).sum())
+            what = f"{wrong} of {scores.numel()} logits are not finite" if wrong else "all logits of a row are the same"
             raise ValueError(
-                f"generate: {wrong} of {scores.numel()} logits are not finite after {input_ids.shape[1]} tokens, so no token can "
-                "be chosen; `loopwright check` looks for the cause (weights that are NaN, or values too large for the dtype)"
+                f"generate: {what} after {input_ids.shape[1]} tokens, so no token can be chosen; `loopwright check` looks for the "
+                "cause (weights that are NaN, or values too large for the dtype)"
             )
         return scores
 
@@ -85,15 +87,18 @@ class LoopGenerationMixin(GenerationMixin):
         return self.embed_tokens.weight.is_cuda and length < FIRST_CAPACITY and mode in REPLAYED
 
     def _get_logits_processor(self, *args: Any, **kwargs: Any) -> Any:
-        """Returns the processors of the logits, one that refuses what is not finite before all others."""
+        """Returns the processors of the logits, one that refuses what says nothing before all others."""
         processors = super()._get_logits_processor(*args, **kwargs)
-        processors.insert(0, FiniteLogits())
+        processors.insert(0, ChoosableLogits())
         return processors
 
     def _get_candidate_generator(self, *args: Any, **kwargs: Any) -> Any:
         """Lets a draft run at its own depth: this model after `assistant_early_exit` steps, or another one, to which what was asked
-        of this one may mean nothing."""
-        options, settings = kwargs["model_kwargs"], kwargs["generation_config"]
+        of this one may mean nothing. Drafts are not looked at: they are verified, and those that are looked up in the prompt have
+        made-up logits, all the same."""
+        options, settings, processors = kwargs["model_kwargs"], kwargs["generation_config"], kwargs["logits_processor"]
+        kept = [processor for processor in processors if not isinstance(processor, ChoosableLogits)]
+        kwargs["logits_processor"] = LogitsProcessorList(kept)
         steps = settings.assistant_early_exit
         if steps is None:
             kwargs["model_kwargs"] = {k: v for k, v in options.items() if k not in ("depth", "select", "state_seed")}

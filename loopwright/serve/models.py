@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerFast
 from loopwright.engine.engine import Engine
 from loopwright.generate.constraint import Constraint
 from loopwright.generate.exit_rules import EXITS, build_exit
+from loopwright.generate.generation_config import new_tokens
 from loopwright.generate.stream import token_ids
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.serve.chat_template import chat_ids
@@ -131,11 +132,19 @@ class ServedModel:
                 return text
         return None
 
+    def options(self, wanted: Wanted) -> dict[str, Any]:
+        """Returns what to ask of the engine; where nothing is said, the temperature is 1, as clients expect."""
+        config: Any = self.engine.model.generation_config
+        if "temperature" in wanted.options or config.do_sample is not None:
+            return wanted.options
+        return {**wanted.options, "temperature": 1.0 if config.temperature is None else config.temperature}
+
     def new_tokens(self, wanted: Wanted, prompt: list[int]) -> int:
         """Returns how many tokens an answer may have; refuses more than the limit, or than fit after the prompt."""
         room = self.max_model_len - len(prompt)
         if wanted.max_tokens is None:
-            return min(CHAT_TOKENS if wanted.chat else TEXT_TOKENS, room, self.limits.new_tokens)
+            usual = new_tokens(self.engine.model, len(prompt), CHAT_TOKENS if wanted.chat else TEXT_TOKENS)
+            return min(usual, room, self.limits.new_tokens)
         self.limits.check_new_tokens(wanted.tokens_field, wanted.max_tokens)
         if wanted.max_tokens > room:
             raise Refusal(

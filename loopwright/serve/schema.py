@@ -65,8 +65,8 @@ def text(name: str, value: Any) -> str:
     return value
 
 
-def _top_k(name: str, value: Any) -> int | None:
-    return whole(-1)(name, value) if value not in (0, -1) else None  # 0 and -1: off, as other servers have it
+def _top_k(name: str, value: Any) -> int:
+    return max(whole(-1)(name, value), 0)  # 0 and -1: off, as other servers have it
 
 
 def _ids(name: str, value: Any) -> list[int]:
@@ -280,7 +280,6 @@ def wanted(body: bytes, *, chat: bool) -> Wanted:
         raise Refusal("structured_outputs: given with response_format; keep one", param="structured_outputs")
     if form is not None:
         options["constrain"] = form
-    options.setdefault("temperature", 1.0)  # as every client expects; 0 is greedy
     return Wanted(
         chat, fields.get("model"), fields.get("prompt", []), fields.get("messages", []),
         options | {

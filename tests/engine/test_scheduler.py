@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
+from loopwright.engine import uneven
+from loopwright.engine.pass_graphs import PassGraphs
 from loopwright.engine.request import Request, RequestOptions
 from loopwright.engine.scheduler import Scheduler
+from loopwright.engine.tick_graph import TickGraphs
+from loopwright.generate.constraint import ConstrainedVocabulary
+from loopwright.generate.exit_rules import EXITS, build_exit
 from loopwright.generate.sampling import Sampling
+from tests.cases import noisy
 from tests.engine.mix import alone, answer, check, make, random_wish, serve
-from tests.generate.tiny import DENSE
+from tests.generate.tiny import DENSE, letter_tokenizer
 
+SMALL = {"hidden_size": 16, "intermediate_size": 16, "prelude_layers": 1, "core_layers": 1, "coda_layers": 1}
 MODELS: list[tuple[str, dict[str, Any], int]] = [
     ("huginn-tiny", {}, 0),
     ("huginn-tiny", {}, 1),
@@ -88,16 +96,113 @@ def test_priority_overtakes_a_bounded_number(monkeypatch: pytest.MonkeyPatch) ->
     assert admitted(scheduler, [*later, low]).index(len(later)) == 7
 
 
-def test_logits_that_are_not_finite_fail_their_request_alone() -> None:
-    model = make("relaxed-tiny")  # its head has weights of its own
+POISON = 7  # the token whose embedding is no number, or as large that norms overflow
+WAYS: list[dict[str, Any]] = [
+    {}, {"logprobs": True, "top_logprobs": 2}, {"prompt_logprobs": True}, {"step_tokens": 2}, {"draft_depth": 1, "draft_tokens": 3},
+    {"draft_depth": "auto", "draft_tokens": 4}, {"sampling": Sampling(temperature=1.0, top_p=0.9)},
+    {"sampling": Sampling(repetition_penalty=1.5)}, {"constraint": {"regex": "[a-z]{9}"}}, *({"exit": kind} for kind in EXITS),
+    {"exit": "stable", "exit_keys": "copy"}, {"exit": "kl", "sampling": Sampling(temperature=1.0)},
+    {"exit": "entropy", "constraint": {"choice": ["abc", "abd"]}, "logprobs": True},
+]  # fmt: skip
+QUICK: list[dict[str, Any]] = [{}, {"draft_depth": 1, "draft_tokens": 3}, {"exit": "kl"}, {"exit": "change"}]
+NEEDED = {"gate": {"kind": "exit"}, "act": {"kind": "act"}}  # halting of a model that has the rule
+
+
+def poisoned(value: float, rule: Any) -> Any:
+    changes: dict[str, Any] = {"halting": NEEDED[rule]} if rule in NEEDED else {}
+    model = make("retrofit-llama-1b-tiny", **SMALL, tie_word_embeddings=False, read_out="last", **changes)
     with torch.no_grad():
-        model.embed_tokens.weight[7] = torch.nan
-    good, bad = plain(3, 2, 4), RequestOptions((2, 7), 2, 4)
-    scheduler = Scheduler(model, rows=3, tokens=60)
-    requests, _ = serve(scheduler, [good, bad, good], random.Random(0))
-    with pytest.raises(ValueError, match="request: logits are not finite after 2 tokens"):
+        model.embed_tokens.weight[POISON] = value
+    return model
+
+
+def wish_of(model: Any, prompt: tuple[int, ...], way: dict[str, Any]) -> RequestOptions:
+    options = {"exit": build_exit("never", model)} if "step_tokens" in way else {}
+    options |= {"exit": build_exit(way["exit"], model)} if "exit" in way else {}
+    if "constraint" in way:
+        pytest.importorskip("llguidance")
+        options["constraint"] = ConstrainedVocabulary(letter_tokenizer(), 96).constraint(way["constraint"])
+    return RequestOptions(prompt, 3, 4, **{**way, **options})
+
+
+@pytest.mark.parametrize(
+    "value", [pytest.param(torch.nan, marks=pytest.mark.long), pytest.param(torch.inf, marks=pytest.mark.slow), 1e300]
+)
+@pytest.mark.parametrize("way", [pytest.param(way, marks=[] if way in QUICK else pytest.mark.long, id=str(way)) for way in WAYS])
+def test_logits_that_say_nothing_fail_their_request_alone(way: dict[str, Any], value: float) -> None:
+    """By every way a token is chosen, whatever the neighbours, with prompts that begin alike, and in cells that held such keys."""
+    model = poisoned(value, way.get("exit"))
+    good, bad = (2, 3, 4), (2, 3, POISON)
+    wishes = [wish_of(model, prompt, way) for prompt in (good, bad, bad, good)]
+    expected = answer(model, wishes[0])[0]
+    if wishes[0].exit_keys == "copy":  # an approximation, so the engine alone can say what it gives
+        ((lone,), _) = serve(Scheduler(model, rows=1, tokens=60, chunk=2), wishes[:1], random.Random(0))
+        expected = lone.tokens
+    for lag, ticks in ((0, "row by row"), (1, "of constant shape")):
+        scheduler = Scheduler(model, rows=3, tokens=60, readings=3, chunk=2, lag=lag)
+        if ticks == "of constant shape":  # as they are captured on a GPU
+            scheduler.graphs = TickGraphs(model, scheduler.pool, scheduler.state, scheduler.input, scheduler.token)
+            scheduler.passes = PassGraphs(model, scheduler.pool, 3)
+        for _ in range(2):
+            requests, _ = serve(scheduler, wishes, random.Random(0))
+            for request in (requests[1], requests[2]):
+                with pytest.raises(ValueError, match=r"^request: logits are not finite after (step \d behind )?[23] tokens"):
+                    request.result(0)
+                assert request.tokens == []
+            assert [requests[0].result(0).tokens, requests[3].result(0).tokens] == [expected] * 2, ticks
+        assert not scheduler.running and len(scheduler.free_slots) == 3
+
+
+@pytest.mark.parametrize("name", ["huginn-tiny", "ouroboros-qwen2.5-3b-tiny", "ouro-1.4b-tiny"])
+def test_a_norm_that_overflows_is_an_error_at_every_exit(name: str) -> None:
+    """In bfloat16 a norm of 1e38 leaves zeros as logits, of which the first token is the largest."""
+    model = noisy(name).to(torch.bfloat16)
+    stack = "coda" if name == "huginn-tiny" else "end_norm"
+    with torch.no_grad():
+        for parameter_name, parameter in model.named_parameters():
+            if parameter_name.startswith(stack) and "norm" in parameter_name:
+                parameter.fill_(1e38)
+    with pytest.raises(ValueError, match=r"generate: .* after 3 tokens, so no token can be chosen"):
+        model.generate(torch.tensor([[3, 4, 5]]), max_new_tokens=3, do_sample=False)
+    kinds = [kind for kind in EXITS if kind not in NEEDED or (kind, model.config.halting["kind"]) == ("gate", "exit")]
+    wishes = [wish_of(model, (3, 4, 5), way) for way in [{}, {"draft_depth": 1, "draft_tokens": 3}, *({"exit": k} for k in kinds)]]
+    requests, _ = serve(Scheduler(model, rows=4, tokens=200, readings=4), wishes, random.Random(0))
+    for request in requests:
+        with pytest.raises(ValueError, match="request: logits are not finite after"):
+            request.result(0)
+
+
+@pytest.mark.parametrize("way", [{"exit": "entropy"}, {"exit": "lookahead"}, {"step_tokens": 1}, {"exit": "change"}], ids=str)
+def test_a_step_that_says_nothing_is_an_error_where_a_rule_reads_it(way: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last step would answer, but the rule cannot know whether the token should have left before."""
+    model, read = make("retrofit-llama-1b-tiny", **SMALL), uneven.read_trails
+
+    def silent(passes: Any, runs: Any, keep: Any) -> Any:
+        pairs = read(passes, runs, keep)
+        return [(run, logits * torch.nan if (run.t, run.request.wish.prompt[0]) == (1, 9) else logits) for run, logits in pairs]
+
+    monkeypatch.setattr(uneven, "read_trails", silent)
+    way = {"exit": {"kind": "lookahead", "rule": "entropy"}} if way.get("exit") == "lookahead" else way
+    wishes = [wish_of(model, prompt, way) for prompt in ((2, 3), (9, 3))]
+    requests, _ = serve(Scheduler(model, rows=2, tokens=60, readings=3), wishes, random.Random(0))
+    assert requests[0].result(0).tokens == answer(model, wishes[0])[0]
+    if way.get("exit") == "change":  # reads no logits
+        assert requests[1].result(0).tokens == answer(model, wishes[1])[0]
+    else:
+        with pytest.raises(ValueError, match="request: logits are not finite after step 1 behind 2 tokens"):
+            requests[1].result(0)
+
+
+def test_prompt_scores_that_say_nothing_are_an_error() -> None:
+    model = make("retrofit-llama-1b-tiny", **SMALL, tie_word_embeddings=False)
+    with torch.no_grad():
+        model.embed_tokens.weight[POISON] = 1e300  # its own logits are all the same, and its keys are zero
+    plain = RequestOptions((2, POISON, 4), 2, 4)
+    wishes = [plain, replace(plain, prompt_logprobs=True), replace(plain, prompt=(2, 3, 4), prompt_logprobs=True)]
+    requests, _ = serve(Scheduler(model, rows=3, tokens=60), wishes, random.Random(0))
+    assert len(requests[0].result(0).tokens) == len(requests[2].result(0).prompt_logprobs or []) + 2 == 4
+    with pytest.raises(ValueError, match="request: logits are not finite after"):
         requests[1].result(0)
-    assert requests[0].result(0).tokens == requests[2].result(0).tokens == alone(model, good)
 
 
 @pytest.mark.parametrize(

@@ -119,7 +119,7 @@ def test_greedy_draws_nothing() -> None:
     ("name", "value"),
     [
         ("temperature", -1.0), ("temperature", math.nan), ("temperature", 1e-40), ("temperature", "hot"), ("top_p", 2.0),
-        ("top_k", 0), ("top_k", 2.5), ("min_p", -0.1), ("repetition_penalty", 0), ("presence_penalty", math.inf), ("top_k", True),
+        ("top_k", -1), ("top_k", 2.5), ("min_p", -0.1), ("repetition_penalty", 0), ("presence_penalty", math.inf), ("top_k", True),
     ],
 )  # fmt: skip
 def test_options_out_of_range(name: str, value: Any) -> None:

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import json
+import random
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import PreTrainedTokenizerFast
+from transformers import GenerationConfig, PreTrainedTokenizerFast
 
 from loopwright.serve.limits import Limits, Refusal
 from loopwright.serve.models import ServedModel, find_model, text_of
 from loopwright.serve.schema import Wanted, wanted
 from tests.cases import noisy
 from tests.engine.mix import make
+from tests.generate.test_generation_config import drawing_by, random_config
 from tests.generate.tiny import DENSE, word_tokenizer
-from tests.serve.live import WORDS
+from tests.serve.live import WORDS, live
 from tests.serve.response.test_pieces import BYTES
 
 
@@ -57,6 +60,43 @@ def test_the_card_tells_length_depths_and_exits() -> None:
     assert served(depth=2, limits=Limits(depth=3)).card()["depths"] == {"default": 2, "min": 1, "max": 3}
     gated = served("ouro-1.4b-tiny").card()
     assert "gate" in gated["exits"]
+
+
+CONFIGS: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({}, {"temperature": 1.0}),  # of the file, and what is asked of the engine where the request says nothing
+    ({"temperature": 0.5, "top_k": 3}, {"temperature": 0.5}),
+    ({"do_sample": False, "temperature": 0.5}, {}),
+    ({"do_sample": True, "temperature": 0.5}, {}),
+]
+
+
+@pytest.mark.parametrize(("told", "asked"), CONFIGS)
+def test_what_a_request_leaves_open(told: dict[str, Any], asked: dict[str, Any]) -> None:
+    model = served()
+    model.engine.model.generation_config = GenerationConfig(max_new_tokens=7, **told)
+    options = model.options(text())
+    assert {name: value for name, value in options.items() if name == "temperature"} == asked
+    assert model.options(text(temperature=0.2))["temperature"] == 0.2
+    assert (model.new_tokens(text(), [3, 4]), model.new_tokens(text(max_tokens=3), [3, 4])) == (7, 3)
+    model.engine.model.generation_config = GenerationConfig(max_length=5)
+    assert model.new_tokens(text(), [3, 4]) == 3
+
+
+def test_answers_over_http_follow_the_generation_config() -> None:
+    with live() as server:
+        model = server.model.engine.model
+        for seed in range(4):
+            draw = random.Random(seed)
+            model.generation_config = config = random_config(draw)
+            config.stop_strings, config.max_length, config.max_new_tokens = None, None, 6
+            config.do_sample = config.do_sample is True  # without it requests draw, as OpenAI's do
+            config.eos_token_id = config.eos_token_id or 1
+            ids = torch.tensor([WORDS("the cat sat")["input_ids"]])
+            with drawing_by(seed), torch.no_grad():
+                made = model.generate(ids, attention_mask=torch.ones_like(ids))[0, 3:].tolist()
+            body = {"prompt": "the cat sat", "seed": seed, "return_token_ids": True}
+            answer = server.client.post("/v1/completions", json=body).json()
+            assert answer["choices"][0]["token_ids"] == made, config
 
 
 def test_a_model_with_a_last_step_offers_no_more() -> None:

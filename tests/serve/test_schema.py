@@ -89,7 +89,7 @@ def test_null_is_left_out_and_the_rest_goes_to_the_engine() -> None:
     )
     assert asked.prompts == [[1], "a"] and asked.seed is None and asked.logprobs == 0
     assert asked.options == {
-        "depth": 3, "exit": {"kind": "change", "threshold": 0.5}, "temperature": 1.0, "stop": ["x", 7], "logit_bias": {5: 2},
+        "depth": 3, "exit": {"kind": "change", "threshold": 0.5}, "top_k": 0, "stop": ["x", 7], "logit_bias": {5: 2},
         "logprobs": True, "top_logprobs": 0, "prompt_logprobs": True,
     }  # fmt: skip
 

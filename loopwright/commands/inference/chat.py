@@ -17,6 +17,7 @@ from loopwright.commands.wait import tell_wait
 from loopwright.engine.engine import Engine
 from loopwright.exits import one_line
 from loopwright.generate.exit_rules import parse_exit
+from loopwright.generate.generation_config import new_tokens
 from loopwright.generate.sampling import Sampling
 from loopwright.generate.stream import Statistics, TextPieces, checked_seed, encode_chat, token_ids
 from loopwright.interrupt import second_ends_at_once
@@ -28,6 +29,7 @@ from loopwright.threads import fitting_threads
 from loopwright.values import check_whole
 
 CONTEXT = 4096  # tokens of a conversation, where nothing is said and the model has as many positions: their keys are held at once
+NEW_TOKENS = 256  # of an answer, where nothing is said
 COMMANDS = {
     "depth": "/depth 8: answer with 8 steps; /depth alone: with the model's own",
     "temperature": "/temperature 0.7: sample; /temperature 0: the likeliest token each time",
@@ -89,7 +91,7 @@ class Wishes:
 
     depth: int | None
     sampling: Sampling
-    max_new_tokens: int
+    max_new_tokens: int | None
     seed: int | None
     state_seed: int | None
     exit: dict[str, Any] | None
@@ -147,7 +149,10 @@ class Chat:
         prompt = self.conversation.prompt(line)
         if not prompt:
             return
-        allowed = min(self.wishes.max_new_tokens, self.context - len(prompt))
+        asked = self.wishes.max_new_tokens
+        if asked is None:
+            asked = new_tokens(self.model, len(prompt), NEW_TOKENS)
+        allowed = min(asked, self.context - len(prompt))
         if allowed < 1:
             raise ValueError(f"the conversation has {len(prompt)} tokens and its context {self.context}; /reset starts anew")
         steps, rule, begin = self.model.config.check_depth(self.wishes.depth), self.wishes.exit, time.perf_counter()
@@ -174,7 +179,7 @@ class Chat:
         pieces.end()
         print(flush=True)
         self.conversation.keep(line, prompt, tokens)
-        ended = self.context if len(tokens) == allowed < self.wishes.max_new_tokens else None
+        ended = self.context if len(tokens) == allowed < asked else None
         depth = steps if self.model.config.is_looped else None
         cost = Statistics(len(prompt), len(tokens), time.perf_counter() - begin, depth, ended)
         taken = "" if rule is None else f"; {sum(request.depths) / max(1, len(request.depths)):.2f} steps a token"
@@ -186,7 +191,7 @@ def chat(
     lines: Iterable[str] | None = None,
     *,
     depth: int | None = None,
-    max_new_tokens: int = 256,
+    max_new_tokens: int | None = None,
     sampling: Sampling | None = None,
     seed: int | None = None,
     state_seed: int | None = None,
@@ -197,7 +202,8 @@ def chat(
     tokenizer: str | None = None,
 ) -> None:
     """Answers lines (those of stdin where none are given) until one says /quit. A mistake costs one line, and the talk goes on."""
-    check_whole("max_new_tokens", max_new_tokens, 1)
+    if max_new_tokens is not None:
+        check_whole("max_new_tokens", max_new_tokens, 1)
     where, kind = find_device(device), find_dtype(dtype)
     opened = Source(source)
     opened.need_weights("chat")

@@ -15,8 +15,9 @@ from loopwright.engine.stream import stream_uneven
 from loopwright.generate.constraint import ConstrainedVocabulary, parse_constraint
 from loopwright.generate.depths import StepGuess, next_token_by_depth
 from loopwright.generate.exit_rules import parse_exit
+from loopwright.generate.generation_config import end_tokens, settled
 from loopwright.generate.sampling import Sampling
-from loopwright.generate.stream import checked_seed, encode, encode_chat, end_tokens, stream
+from loopwright.generate.stream import checked_seed, encode, encode_chat, stream
 from loopwright.source import Source
 from loopwright.terminal import say, stream_out
 from loopwright.threads import fitting_threads
@@ -28,7 +29,7 @@ def generate(
     prompt: str,
     *,
     depth: int | None = None,
-    max_new_tokens: int = 64,
+    max_new_tokens: int | None = None,
     sampling: Sampling | None = None,
     seed: int | None = None,
     state_seed: int | None = None,
@@ -45,11 +46,10 @@ def generate(
     where, kind = find_device(device), find_dtype(dtype)
     opened = Source(source)
     opened.need_weights("generate")
-    check_whole("max_new_tokens", max_new_tokens, 0)
+    if max_new_tokens is not None:
+        check_whole("max_new_tokens", max_new_tokens, 0)
     # what can be wrong is found before the weights are read
     opened.config.check_depth(depth)
-    if seed is not None and not (sampling or Sampling()).draws:
-        raise ValueError(f"seed: {seed} would change nothing; nothing is drawn without a temperature, top_p, top_k or min_p")
     rule = None if exit is None else parse_exit(exit)
     form = None if constrain is None else parse_constraint(constrain)
     words = open_tokenizer(opened, tokenizer)
@@ -57,6 +57,8 @@ def generate(
         vocabulary = ConstrainedVocabulary(words, opened.config.vocab_size)
         vocabulary.constraint(form)
     model = open_model(opened, kind, where)
+    if seed is not None and not settled(model, sampling or Sampling()).draws:
+        raise ValueError(f"seed: {seed} would change nothing; nothing is drawn without a temperature, top_p, top_k or min_p")
     if state_seed is not None:
         checked_seed(model, state_seed)
     ids = (encode_chat if chat else encode)(words, prompt, model.config.vocab_size).to(model.device)
@@ -67,7 +69,7 @@ def generate(
             guesses = next_token_by_depth(model, ids, depth, state_seed=state_seed)
             console().print(_guess_table(guesses, words))
             told["by_depth"] = [{**vars(one), "tokens": [words.decode([token]) for token in one.tokens]} for one in guesses]
-        if max_new_tokens:
+        if max_new_tokens != 0:
             pieces: list[str] = []
 
             def write(text: str) -> None:

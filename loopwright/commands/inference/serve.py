@@ -9,9 +9,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from transformers import GenerationConfig
+
 from loopwright.commands.device import find_device, find_dtype
 from loopwright.commands.loading import open_model, open_tokenizer
+from loopwright.convert.load import generation_config_of
 from loopwright.exits import one_line
+from loopwright.generate.generation_config import check_offered, with_tokens_of
 from loopwright.source import Source
 from loopwright.terminal import say
 from loopwright.threads import fitting_threads
@@ -35,6 +39,7 @@ def serve(
     max_queue: int = 64,
     max_body: int = 2**20,
     cors_origin: Sequence[str] = (),
+    generation_config: str = "auto",
     drain_seconds: int = 30,
     device: str = "cpu",
     dtype: str = "float32",
@@ -44,6 +49,7 @@ def serve(
 ) -> None:
     """Serves models until a signal comes. What can be wrong is found before any weights are read.
 
+    `generation_config` fills in what requests leave open: each model's own ("auto"), nothing ("none", "vllm"), or that of a folder.
     `on_listening` is called with the address once the models are loaded; without `access_log` only errors are logged, to stderr.
     """
     try:
@@ -62,6 +68,7 @@ def serve(
     for source in opened.values():
         source.need_weights("serve")
         source.config.check_depth(depth)
+    configs = {name: _settings(source, generation_config) for name, source in opened.items()}
     listening = bind(host, port)  # before the weights: a port that is taken is known at once
     models: dict[str, Any] = {}
     with contextlib.ExitStack() as stack:
@@ -69,6 +76,8 @@ def serve(
         for name, source in opened.items():
             words = open_tokenizer(source, tokenizer)
             model = open_model(source, kind, where)
+            if generation_config != "auto":
+                model.generation_config = with_tokens_of(model.generation_config, configs[name])
             stack.enter_context(fitting_threads(model))
             models[name] = ServedModel(name, model, words, limits=limits, max_rows=max_rows, max_tokens=max_tokens, depth=depth)
             stack.callback(models[name].engine.close)
@@ -95,6 +104,18 @@ def name_sources(words: Sequence[str]) -> dict[str, str]:
             raise ValueError(f"model: two are called {name!r}; name them, as in one={named[name]} two={source}")
         named[name] = source
     return named
+
+
+def _settings(source: Source, chosen: str) -> GenerationConfig | None:
+    """Returns the generation config that requests to a model are filled in from, None where there is none."""
+    if chosen in ("none", "vllm"):
+        return None
+    config = generation_config_of(source.folder if chosen == "auto" else Path(chosen))
+    if config is None and chosen != "auto":
+        raise ValueError(f"generation-config: {chosen!r} has no generation_config.json; allowed: auto, none, or a folder with one")
+    if config is not None:
+        check_offered(config, draws=config.do_sample is not False)
+    return config
 
 
 def _key(variable: str | None) -> str | None:

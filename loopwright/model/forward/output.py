@@ -139,6 +139,17 @@ def kept(x: Tensor, keep: int | Tensor) -> Tensor:
     return x[:, -keep:] if keep else x
 
 
+def choosable(logits: Tensor) -> Tensor:
+    """Returns from which logits [..., V] a token can be chosen: all of them are finite, and they are not all the same.
+
+    They are all the same where a norm has overflowed: it divides by an infinite length, which leaves zeros. The device decides, and
+    nobody waits for it here.
+    """
+    low, high = logits.aminmax(dim=-1)  # both are NaN where one logit is
+    finite = low * 0 + high * 0 == 0  # their difference may overflow where they are finite
+    return finite & (low < high) if logits.shape[-1] > 1 else finite
+
+
 def weighted_sum(weights: Tensor, steps: Sequence[Tensor]) -> Tensor:
     """Returns Σ_t weights[..., t] · steps[t] for weights [B, T, depth] and steps of [B, T, …]."""
     total = weights[..., 0, None] * steps[0]

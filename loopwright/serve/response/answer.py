@@ -168,7 +168,7 @@ class Job:
                     constraint = {"constrain": constraints[len(self.answers)]} if constraints else {}
                     request = model.engine.submit(
                         prompt,
-                        **{**wanted.options, **constraint},
+                        **{**model.options(wanted), **constraint},
                         max_new_tokens=length,
                         seed=_seed(wanted.seed, choice),
                         on_token=begin,

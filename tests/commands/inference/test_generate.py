@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
+import torch
 
 import loopwright as lw
+from loopwright.commands.inference.chat import chat
 from loopwright.commands.inference.generate import generate
 from loopwright.generate.depths import next_token_by_depth
 from loopwright.generate.sampling import Sampling
 from loopwright.train.loop import train
+from tests.generate.test_generation_config import drawing_by
 from tests.generate.tiny import STORIES, letter_tokenizer, save_model, word_tokenizer
 from tests.train.runs import small
 
@@ -41,6 +46,36 @@ def test_generate_with_a_chat_template_and_seeds(folder: Path, capsys: pytest.Ca
         assert "after a prompt of 4" in printed.err  # two words, and the template's two
         texts.append(printed.out)
     assert texts[0] == texts[1] != texts[2]
+
+
+def test_generate_follows_the_generation_config(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copied = Path(shutil.copytree(folder, tmp_path / "model"))
+    told = {
+        "do_sample": True,
+        "temperature": 2.0,
+        "top_k": 9,
+        "repetition_penalty": 1.3,
+        "max_new_tokens": 5,
+        "eos_token_id": [1, 9],
+    }
+    (copied / "generation_config.json").write_text(json.dumps(told))
+    model, words = lw.load(copied), word_tokenizer()
+    ids = words("the cat sat", return_tensors="pt")["input_ids"]
+    with drawing_by(3):
+        made = model.generate(ids, attention_mask=torch.ones_like(ids), pad_token_id=1)
+    expected = words.decode(made[0, 3:], skip_special_tokens=True) + "\n"
+    for options in ({}, {"draft_depth": 1}):
+        generate(str(copied), "the cat sat", seed=3, **options)
+        assert capsys.readouterr().out == expected
+    generate(str(copied), "the cat sat", max_new_tokens=2, sampling=Sampling(temperature=0))
+    greedy = model.generate(ids, max_new_tokens=2, do_sample=False, pad_token_id=1)
+    assert capsys.readouterr().out == words.decode(greedy[0, 3:], skip_special_tokens=True) + "\n"
+    with pytest.raises(ValueError, match="seed: 3 would change nothing"):
+        generate(str(copied), "the cat sat", sampling=Sampling(temperature=0), seed=3)
+    chat(str(copied), ["the cat sat"], seed=3)
+    assert f"[{made.shape[1] - 3} tokens" in capsys.readouterr().err
 
 
 def test_show_depth_prints_each_step(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

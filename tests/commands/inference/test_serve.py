@@ -6,6 +6,7 @@ import builtins
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -46,6 +47,7 @@ def test_models_have_names(folder: Path) -> None:
         ({"depth": 0}, "depth: 0"),
         ({"max_choices": 0}, "choices must be"),
         ({"device": "tpu"}, "device: "),
+        ({"generation_config": "no/such"}, "generation-config: 'no/such' has no generation_config.json; allowed: auto, none, or"),
     ],
 )
 def test_what_is_wrong_is_found_before_weights_are_read(
@@ -55,6 +57,28 @@ def test_what_is_wrong_is_found_before_weights_are_read(
     monkeypatch.setattr(module, "open_model", lambda *args: pytest.fail("weights were read"))
     with pytest.raises(ValueError, match=message):
         serve([str(folder)], port=0, **options)
+
+
+def test_the_generation_config_that_is_chosen(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = json.loads((folder / "generation_config.json").read_text())
+    copied = Path(shutil.copytree(folder, tmp_path / "model"))
+    (copied / "generation_config.json").write_text(json.dumps(own | {"eos_token_id": [5, 6], "do_sample": True, "top_k": 4}))
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "generation_config.json").write_text(json.dumps({"temperature": 0.3}))
+    seen: list[Any] = []
+    monkeypatch.setattr("loopwright.serve.server.run", lambda models, *_, **__: seen.append(models["m"].engine.model))
+    for word, expected in (
+        ("auto", ([5, 6], True, 4, None)), ("none", ([5, 6], None, None, None)), ("vllm", ([5, 6], None, None, None)),
+        (str(other), ([5, 6], None, None, 0.3)),
+    ):  # fmt: skip
+        serve([f"m={copied}"], port=0, generation_config=word)
+        config = seen[-1].generation_config
+        assert (config.eos_token_id, config.do_sample, config.top_k, config.temperature) == expected
+    (copied / "generation_config.json").write_text(json.dumps({"num_beams": 4}))
+    with pytest.raises(ValueError, match=r"generation_config: num_beams is 4, which only model.generate offers; set it to 1"):
+        serve([f"m={copied}"], port=0)
+    serve([f"m={copied}"], port=0, generation_config="none")
 
 
 def test_a_preset_has_nothing_to_serve() -> None:

@@ -1,5 +1,6 @@
 """The loss shifts once; the weighted sum is one; what layers leave is what an independent model computes, in order."""
 
+import math
 from functools import cache
 
 import pytest
@@ -10,7 +11,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import loopwright as lw
-from loopwright.model.forward.output import LoopedOutput, layer_outputs, next_token_loss, weighted_sum
+from loopwright.model.forward.output import LoopedOutput, choosable, layer_outputs, next_token_loss, weighted_sum
 from loopwright.model.tap import Recorder
 from tests.cases import SOME_TINY_CASES, gap, noisy
 
@@ -239,3 +240,11 @@ def test_labels_that_are_no_tokens_are_named(wrong):
     logits = torch.randn(1, 3, 96)
     with pytest.raises(ValueError, match=rf"labels: must be token ids from 0 to 95, or -100 .*{wrong}"):
         next_token_loss(logits, torch.tensor([[1, 2, wrong]]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_what_a_token_can_be_chosen_from(dtype: torch.dtype) -> None:
+    most = torch.finfo(dtype).max
+    rows = [[1, 2, 3], [most, -most, 0], [math.nan, 1, 2], [math.inf, 1, 2], [-math.inf, 1, 2], [0, 0, 0], [most, most, most]]
+    assert choosable(torch.tensor(rows, dtype=dtype)).tolist() == [True, True, False, False, False, False, False]
+    assert choosable(torch.zeros(2, 1, dtype=dtype)).tolist() == [True, True]  # a vocabulary of one
