@@ -87,7 +87,7 @@ class Tokenizer:
 
 def load_tokenizer(source: str | Path, name: str | None = None) -> Any:
     """Returns transformers' tokenizer of a folder or hub id; `name` is what messages call it."""
-    from transformers import AutoTokenizer
+    from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
     place, name = user_path(source), name or f"tokenizer: {str(source)!r}"
     options = {} if place.is_dir() else _hub_options(source)
@@ -99,6 +99,8 @@ def load_tokenizer(source: str | Path, name: str | None = None) -> Any:
     except Exception as error:  # the hub client and the parsers raise whatever they like
         reason = "it is not in the cache; the hub cannot be reached" if options else first_line(error)
         raise ValueError(f"{name}: the tokenizer cannot be read ({reason}); allowed: a folder or a hub id") from error
+    if not isinstance(words, PreTrainedTokenizerBase):  # transformers has classes of that name that hold several
+        raise ValueError(f"{name}: the tokenizer is a {type(words).__name__}; allowed: a class of one tokenizer")
     if not isinstance(words.model_max_length, int | float):  # transformers compares lengths with it
         raise ValueError(f"{name}: the tokenizer's model_max_length is {shown(words.model_max_length)}; allowed: a number")
     return words
