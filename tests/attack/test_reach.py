@@ -18,10 +18,10 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelF
 import loopwright as lw
 from tests.generate.tiny import save_model
 
-REPO = "evil/kernel"
+REPO, CODE = "evil/kernel", "evil/repo--module.Class"
 KERNELS: list[dict[str, Any]] = [
-    *({"attn_implementation": name} for name in (REPO, f"{REPO}@v1:f", f"paged|{REPO}", f"{REPO}:f", "kernels-community/flash-attn")),
-    *({"attn_implementation": name} for name in ({"": REPO}, [REPO], "flash_attention_2", "flex_attention", "")),
+    *({"attn_implementation": name} for name in (REPO, f"{REPO}@v1:f", f"paged|{REPO}", f"{REPO}:f", {"": REPO}, [REPO], "")),
+    *({"attn_implementation": name} for name in ("kernels-community/flash-attn", "flash_attention_2", "flex_attention")),
     *({name: REPO} for name in ("_attn_implementation", "experts_implementation", "_experts_implementation")),
     {"experts_implementation": "sonicmoe"},
     {"text_config": {"attn_implementation": REPO}},
@@ -29,7 +29,7 @@ KERNELS: list[dict[str, Any]] = [
 ]
 HARMLESS: list[tuple[str, dict[str, Any]]] = [  # read by nothing, or refused
     ("config.json", {"_attn_implementation_internal": REPO, "_experts_implementation_internal": REPO}),
-    ("config.json", {"auto_map": {f"Auto{name}": "evil/repo--m.M" for name in ("Config", "Model", "ModelForCausalLM", "Tokenizer")}}),
+    ("config.json", {"auto_map": {f"Auto{name}": CODE for name in ("Config", "Model", "ModelForCausalLM", "Tokenizer")}}),
     ("config.json", {"_name_or_path": "evil/repo", "name_or_path": "evil/repo", "_commit_hash": "0" * 40}),
     ("config.json", {"transformers_weights": "evil/w.safetensors"}),
     ("config.json", {"configuration_files": ["config.9.9.9.json"]}),
@@ -38,7 +38,7 @@ HARMLESS: list[tuple[str, dict[str, Any]]] = [  # read by nothing, or refused
     ("config.json", {"tokenizer_class": "MistralCommonBackend"}),
     *(
         ("tokenizer_config.json", {"auto_map": value})
-        for value in ({"AutoTokenizer": ["evil/repo--t.T", "evil/repo--t.T"]}, ["evil/repo--t.T", None], {"AutoTokenizer": ["t.T", None]})
+        for value in ({"AutoTokenizer": [CODE, CODE]}, [CODE, None], {"AutoTokenizer": ["t.T", None]})
     ),
     *(
         ("tokenizer_config.json", {"tokenizer_class": name})
@@ -52,7 +52,7 @@ HARMLESS: list[tuple[str, dict[str, Any]]] = [  # read by nothing, or refused
     ("generation_config.json", {"num_beam_groups": 2, "num_beams": 4, "diversity_penalty": 1.0}),
     ("generation_config.json", {"assistant_model": "evil/repo"}),
     ("adapter_config.json", {"peft_type": "LORA", "base_model_name_or_path": "evil/repo"}),
-    ("processor_config.json", {"processor_class": "EvilProcessor", "auto_map": {"AutoProcessor": "evil/repo--p.P"}}),
+    ("processor_config.json", {"processor_class": "EvilProcessor", "auto_map": {"AutoProcessor": CODE}}),
     ("preprocessor_config.json", {"processor_class": "EvilProcessor"}),
 ]
 PLANTS = [("config.json", plant) for plant in KERNELS] + HARMLESS
@@ -119,11 +119,14 @@ def test_nothing_that_a_folder_names_is_reached(
     name: str, plant: dict[str, Any], opening: str, sound: Path, tmp_path: Path, reached: list[str]
 ) -> None:
     folder = planted(sound, tmp_path / "m", name, plant)
+    said = ""
     try:
         OPENINGS[opening](folder)
-    except (ValueError, ImportError, RecursionError) as error:
-        assert opening.startswith(("Auto", "a head")) or (isinstance(error, ValueError) and "\n" not in str(error))
-    assert reached == []
+    except ValueError as error:
+        said = str(error)
+    except (ImportError, RecursionError):  # transformers' own, in words that are not ours
+        assert opening.startswith("Auto")
+    assert reached == [] and (opening.startswith(("Auto", "a head")) or "\n" not in said)
 
 
 def test_a_model_is_not_called_after_what_its_file_says(sound: Path, tmp_path: Path) -> None:
