@@ -125,6 +125,8 @@ class Engine:
         ignore_eos: bool = False,
         on_done: Callable[[], object] | None = None,
         constrain: Mapping[str, Any] | Constraint | None = None,
+        min_new_tokens: int = 0,
+        skip_special_tokens: bool = True,
     ) -> Request:
         """Queues a prompt (text or token ids) and returns its handle; raises at once where the request can never be served.
 
@@ -133,6 +135,8 @@ class Engine:
 
         `top_logprobs` gives the likeliest tokens beside each one, `prompt_logprobs` the scores of the prompt's tokens too, and
         `step_tokens` the likeliest tokens after each step. `ignore_eos` goes on after the model's own end token.
+        Before `min_new_tokens` no end token is drawn and no stop string is looked for. Without `skip_special_tokens` the text has
+        control words, other than the one that ended it.
         `constrain` gives the answer a form: {"json": schema}, {"regex": pattern}, {"choice": [texts]}, or one of `constraint`.
 
         `exit` is a rule by which tokens leave the loop early (see exit_rules.py); left out, a model that answers where its exit
@@ -145,6 +149,12 @@ class Engine:
         sampling.check_vocabulary(self.model.config.vocab_size)
         if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, int) or max_new_tokens < 1:
             raise ValueError(f"max_new_tokens must be a whole number >= 1 (got {max_new_tokens!r})")
+        if isinstance(min_new_tokens, bool) or not isinstance(min_new_tokens, int) or not 0 <= min_new_tokens <= max_new_tokens:
+            raise ValueError(
+                f"min_new_tokens must be a whole number from 0 to max_new_tokens={max_new_tokens} (got {min_new_tokens!r})"
+            )
+        if min_new_tokens and constrain is not None:
+            raise ValueError("min_new_tokens: given with constrain, which says where the answer ends; keep one")
         if isinstance(priority, bool) or not isinstance(priority, int):
             raise ValueError(f"priority must be a whole number (got {priority!r})")
         _check_counts(self.model, top_logprobs=top_logprobs, step_tokens=step_tokens)
@@ -159,11 +169,11 @@ class Engine:
             (MOST_TOKENS if draft_depth == AUTO else DRAFT_TOKENS) if draft_tokens is None else draft_tokens,
             top_logprobs, prompt_logprobs, step_tokens, on_done,
             constrain if isinstance(constrain, Constraint | None) else self.constraint(constrain, ignore_eos=ignore_eos),
+            min_new_tokens,
         )  # fmt: skip
         self._check_uneven(wish, own=exit is None and self._own_exit is not None)
         self._check_fits(wish)
-        decode = None if self.tokenizer is None else self._decode
-        request = Request(wish, decode, on_done=self._count_done, in_worker=self._in_worker)
+        request = Request(wish, self._text_of(tokens, skip_special_tokens), on_done=self._count_done, in_worker=self._in_worker)
         with self._wake:
             if self._closed:
                 raise RuntimeError("engine: closed; build a new one")
@@ -345,9 +355,15 @@ class Engine:
             )
         self._scheduler.pool.check_fits(wish.capacity, wish.depth, len(wish.readings))
 
-    def _decode(self, tokens: list[int]) -> str:
-        assert self.tokenizer is not None
-        return str(self.tokenizer.decode(tokens, skip_special_tokens=True))
+    def _text_of(self, ends: frozenset[int], skip: bool) -> Callable[[list[int]], str] | None:
+        """Returns how the tokens of an answer become its text: without control words, or with all but those that end it."""
+        words = self.tokenizer
+        if words is None:
+            return None
+        if skip:
+            return lambda tokens: str(words.decode(tokens, skip_special_tokens=True))
+        silent = ends & set(words.all_special_ids)
+        return lambda tokens: str(words.decode([token for token in tokens if token not in silent], skip_special_tokens=False))
 
 
 def own_exit(model: LoopedForCausalLM) -> str | None:

@@ -81,7 +81,7 @@ class Service:
 
         def encode() -> list[int]:
             if "messages" in fields:
-                return chat_ids(model.tokenizer, fields["messages"])
+                return chat_ids(model.tokenizer, fields["messages"], opening=fields.get("add_generation_prompt", True))
             return model.encode(fields["prompt"], special=fields.get("add_special_tokens", True))
 
         ids = await _aside(len(fields.get("prompt", "")) > LARGE_BODY, encode)
@@ -214,7 +214,10 @@ def make_app(service: Service, *, cors: Sequence[str] = (), site: Site | None = 
         Route("/v1/completions", service.complete, methods=["POST"]),
     ]
     routes += [] if site is None else _site_routes(service, site)
-    names = ["authorization", "content-type"]
-    allowed = Middleware(CORSMiddleware, allow_origins=list(cors), allow_methods=["GET", "POST"], allow_headers=names)
+    # whatever headers a client of these origins sends: none but the key and the content type is read
+    allowed = Middleware(
+        CORSMiddleware, allow_origins=list(cors), allow_methods=["GET", "POST"], allow_headers=["*"], allow_private_network=True,
+        expose_headers=["x-request-id", "retry-after"],
+    )  # fmt: skip
     handlers: Any = {Refusal: _refused, HTTPException: _refused, Exception: _failed}
     return Starlette(routes=routes, middleware=[allowed] if cors else [], exception_handlers=handlers)

@@ -9,7 +9,7 @@ from typing import Any
 
 from loopwright.exits import one_line
 
-LONGEST_LINE = 1000  # characters of a message; hostile requests hold longer names
+LONGEST_LINE, LONGEST_NAME = 1000, 100  # characters of a message and of a field in it; hostile requests hold longer names
 KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
@@ -26,7 +26,8 @@ class Refusal(Exception):  # noqa: N818 - not an error of ours
         headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(one_line(message)[:LONGEST_LINE])
-        self.status, self.param, self.code, self.headers = status, param, code, dict(headers or {})
+        self.param = None if param is None else one_line(param)[:LONGEST_NAME]
+        self.status, self.code, self.headers = status, code, dict(headers or {})
 
     def body(self) -> dict[str, Any]:
         """Returns OpenAI's form of an error."""

@@ -16,7 +16,7 @@ from loopwright.generate.stream import token_ids
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.serve.chat_template import chat_ids
 from loopwright.serve.limits import Limits, Refusal
-from loopwright.serve.schema import Wanted
+from loopwright.serve.schema import Wanted, engine_refusal
 from loopwright.settings import suggest
 
 READINGS = 2  # of the coda, that the pool is sized for: drafts take two
@@ -79,7 +79,7 @@ class ServedModel:
     def prompt_ids(self, wanted: Wanted) -> list[list[int]]:
         """Returns the token ids of every prompt; refuses what is too long or unknown to the model."""
         if wanted.chat:
-            prompts = [chat_ids(self.tokenizer, wanted.messages)]
+            prompts = [chat_ids(self.tokenizer, wanted.messages, opening=wanted.opening)]
         else:
             prompts = [one if isinstance(one, list) else self.encode(one) for one in wanted.prompts]
         field = "messages" if wanted.chat else "prompt"
@@ -91,7 +91,7 @@ class ServedModel:
         try:
             return [] if form is None else [self.engine.constraint(form, **options) for _ in range(answers)]
         except ValueError as error:
-            raise Refusal(str(error)) from None
+            raise engine_refusal(error) from None
 
     def check_ids(self, field: str, ids: list[int]) -> list[int]:
         """Returns the token ids of one prompt; refuses none at all, too many, and tokens that the model does not know."""
@@ -135,15 +135,20 @@ class ServedModel:
         """Returns how many tokens an answer may have; refuses more than the limit, or than fit after the prompt."""
         room = self.max_model_len - len(prompt)
         if wanted.max_tokens is None:
-            return min(CHAT_TOKENS if wanted.chat else TEXT_TOKENS, room, self.limits.new_tokens)
-        self.limits.check_new_tokens(wanted.tokens_field, wanted.max_tokens)
-        if wanted.max_tokens > room:
-            raise Refusal(
-                f"{wanted.tokens_field}: {wanted.max_tokens:,} after a prompt of {len(prompt):,} is more than the "
-                f"{self.max_model_len:,} tokens that fit (max_model_len)",
-                param=wanted.tokens_field, code="context_length_exceeded",
-            )  # fmt: skip
-        return max(wanted.max_tokens, 1)  # none at all is left out of the answer
+            length = min(CHAT_TOKENS if wanted.chat else TEXT_TOKENS, room, self.limits.new_tokens)
+        else:
+            self.limits.check_new_tokens(wanted.tokens_field, wanted.max_tokens)
+            if wanted.max_tokens > room:
+                raise Refusal(
+                    f"{wanted.tokens_field}: {wanted.max_tokens:,} after a prompt of {len(prompt):,} is more than the "
+                    f"{self.max_model_len:,} tokens that fit (max_model_len)",
+                    param=wanted.tokens_field, code="context_length_exceeded",
+                )  # fmt: skip
+            length = max(wanted.max_tokens, 1)  # none at all is left out of the answer
+        least = wanted.options.get("min_new_tokens", 0)
+        if least > length:
+            raise Refusal(f"min_tokens: {least:,} is more than the {length:,} of {wanted.tokens_field}", param="min_tokens")
+        return length
 
     def took(self, seconds: float) -> None:
         """Remembers how long a request took, for those that are told to come again."""

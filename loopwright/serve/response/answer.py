@@ -15,7 +15,7 @@ from loopwright.generate.constraint import Constraint, ConstraintError
 from loopwright.serve.limits import Refusal
 from loopwright.serve.models import ServedModel
 from loopwright.serve.response.pieces import TextPieces
-from loopwright.serve.schema import Wanted
+from loopwright.serve.schema import Wanted, engine_refusal
 from loopwright.untrusted import first_line
 
 SEED_RANGE = 2**63
@@ -87,7 +87,7 @@ class Answer:
         self.request, self.index, self.wanted = request, index, wanted
         self._sent, self._echo = 0, wanted.echo
         self._before = list(request.wish.prompt) if wanted.echo else []
-        self._decode = model.decode
+        self._decode = model.decode if wanted.options.get("skip_special_tokens", True) else request.decode
         self._pieces = TextPieces(self._decode, request.wish.stop, before=len(self._before))
         self.ended = False
 
@@ -177,7 +177,7 @@ class Job:
                     self.answers.append(Answer(request, len(self.answers), model, wanted))
         except ValueError as error:
             self.cancel()
-            raise Refusal(str(error)) from None
+            raise engine_refusal(error) from None
         except RuntimeError as error:  # closed
             self.cancel()
             raise Refusal(first_line(error), status=503, code="shutting_down", headers={"retry-after": "10"}) from None
