@@ -147,14 +147,7 @@ class Engine:
         """
         sampling = Sampling(temperature, top_p, top_k, min_p, repetition_penalty, presence_penalty, frequency_penalty, logit_bias)
         sampling.check_vocabulary(self.model.config.vocab_size)
-        if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, int) or max_new_tokens < 1:
-            raise ValueError(f"max_new_tokens must be a whole number >= 1 (got {max_new_tokens!r})")
-        if isinstance(min_new_tokens, bool) or not isinstance(min_new_tokens, int) or not 0 <= min_new_tokens <= max_new_tokens:
-            raise ValueError(
-                f"min_new_tokens must be a whole number from 0 to max_new_tokens={max_new_tokens} (got {min_new_tokens!r})"
-            )
-        if min_new_tokens and constrain is not None:
-            raise ValueError("min_new_tokens: given with constrain, which says where the answer ends; keep one")
+        _check_lengths(max_new_tokens, min_new_tokens, constrained=constrain is not None)
         if isinstance(priority, bool) or not isinstance(priority, int):
             raise ValueError(f"priority must be a whole number (got {priority!r})")
         _check_counts(self.model, top_logprobs=top_logprobs, step_tokens=step_tokens)
@@ -174,16 +167,7 @@ class Engine:
         self._check_uneven(wish, own=exit is None and self._own_exit is not None)
         self._check_fits(wish)
         request = Request(wish, self._text_of(tokens, skip_special_tokens), on_done=self._count_done, in_worker=self._in_worker)
-        with self._wake:
-            if self._closed:
-                raise RuntimeError("engine: closed; build a new one")
-            if self._worker is None:
-                worker = threading.Thread(target=self._work, name="loopwright-engine", daemon=True)
-                worker.start()  # it waits for the lock; where no thread can be started, nothing is queued
-                self._worker = worker
-            self._inbox.append(request)
-            self._open += 1
-            self._wake.notify_all()
+        self._queue(request)
         return request
 
     def generate(self, prompts: Sequence[Prompt | Mapping[str, Any]], **options: Any) -> list[Result]:
@@ -243,6 +227,18 @@ class Engine:
             self.close()
 
     # the worker
+
+    def _queue(self, request: Request) -> None:
+        with self._wake:
+            if self._closed:
+                raise RuntimeError("engine: closed; build a new one")
+            if self._worker is None:
+                worker = threading.Thread(target=self._work, name="loopwright-engine", daemon=True)
+                worker.start()  # it waits for the lock; where no thread can be started, nothing is queued
+                self._worker = worker
+            self._inbox.append(request)
+            self._open += 1
+            self._wake.notify_all()
 
     @torch.no_grad()
     def _work(self) -> None:
@@ -387,6 +383,15 @@ def _plain_ids(prompt: Any) -> list[Any]:
     if isinstance(prompt, bytes | bytearray) or not isinstance(prompt, Iterable):
         raise ValueError(f"prompt: {prompt!r} is neither text nor a list of token ids")
     return [token.item() if isinstance(token, np.integer) else token for token in prompt]
+
+
+def _check_lengths(most: int, least: int, *, constrained: bool) -> None:
+    if isinstance(most, bool) or not isinstance(most, int) or most < 1:
+        raise ValueError(f"max_new_tokens must be a whole number >= 1 (got {most!r})")
+    if isinstance(least, bool) or not isinstance(least, int) or not 0 <= least <= most:
+        raise ValueError(f"min_new_tokens must be a whole number from 0 to max_new_tokens={most} (got {least!r})")
+    if least and constrained:
+        raise ValueError("min_new_tokens: given with constrain, which says where the answer ends; keep one")
 
 
 def _check_counts(model: LoopedForCausalLM, **counts: int) -> None:

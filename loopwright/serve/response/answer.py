@@ -87,7 +87,9 @@ class Answer:
         self.request, self.index, self.wanted = request, index, wanted
         self._sent, self._echo = 0, wanted.echo
         self._before = list(request.wish.prompt) if wanted.echo else []
-        self._decode = model.decode if wanted.options.get("skip_special_tokens", True) else request.decode
+        decode = model.decode if wanted.options.get("skip_special_tokens", True) else request.decode
+        assert decode is not None  # a served engine has a tokenizer
+        self._decode = decode
         self._pieces = TextPieces(self._decode, request.wish.stop, before=len(self._before))
         self.ended = False
 
