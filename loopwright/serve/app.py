@@ -23,8 +23,8 @@ from loopwright.serve.limits import Limits, Refusal
 from loopwright.serve.log import RECORD
 from loopwright.serve.metrics import Metrics
 from loopwright.serve.models import ServedModel, find_model
-from loopwright.serve.response.answer import Bell, Delta, Job
-from loopwright.serve.response.shape import Shape
+from loopwright.serve.response.answer import Bell, Job
+from loopwright.serve.response.shape import Shape, written
 from loopwright.serve.response.sse import EventStream, watched
 from loopwright.serve.schema import TOKENIZE, Wanted, read_fields, wanted
 from loopwright.serve.site import INDEX, SAFE, Site, StaticFile, Turns, View, read_files
@@ -119,17 +119,17 @@ class Service:
 
         if asked.stream:
             return EventStream(job, shape, end)
-        parts: list[list[Delta]] = [[] for _ in job.answers]
         try:
             async with watched(job, request.receive):
                 async for fresh in job.news():
                     for answer, delta in fresh:
-                        parts[answer.index].append(delta)
+                        shape.keep(answer, delta)
         finally:
             end()
         if job.gone:
             raise Refusal("the client went", status=499)
-        return _json(shape.whole(parts), headers={"x-request-id": shape.id})
+        headers = {"content-type": "application/json", "x-request-id": shape.id}
+        return Response(await written(shape.whole()), headers=headers)
 
     async def look(self, request: Request, view: View) -> Response:
         """Answers a view of a page, computed in a thread when its turn comes; of a client that went, nothing is computed."""

@@ -10,6 +10,7 @@ from typing import Any
 from loopwright.exits import one_line
 
 LONGEST_LINE, LONGEST_NAME = 1000, 100  # characters of a message and of a field in it; hostile requests hold longer names
+MOST_TOLD = 2**19  # words beside the tokens of one answer: about 30 MB of JSON
 KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
@@ -71,6 +72,15 @@ class Limits:
             raise Refusal(
                 f"{field}: {count:,} is more than {self.new_tokens:,}, this server's limit (--max-new-tokens)", param=field
             )
+
+    def check_told(self, tokens: int, words: int, field: str) -> None:
+        """Refuses an answer that would tell of too many likeliest tokens: all of it is kept until it is sent."""
+        if tokens * words > MOST_TOLD:
+            raise Refusal(
+                f"{field}: {tokens:,} tokens of prompts and answers with {words} words each are more than {MOST_TOLD:,}; ask for "
+                "fewer likeliest tokens, or send fewer prompts",
+                param=field,
+            )  # fmt: skip
 
     def check_depth(self, depth: int, most: int) -> None:
         """Refuses more steps than allowed."""

@@ -55,7 +55,9 @@ class ServedModel:
         self.max_model_len = min(context, max_tokens)
         self.created = int(time.time())
         self._decode = text_of(tokenizer)
+        self._spell = text_of(tokenizer, skip=False)
         self._words: dict[int, str] = {}
+        self._spelt: dict[int, str] = {}
         self.seconds = 1.0  # that a request took of late
 
     def _deepest(self, config: Any, limits: Limits) -> int:
@@ -116,6 +118,12 @@ class ServedModel:
             self._words[ids[0]] = self._decode(ids)
         return self._words[ids[0]]
 
+    def word(self, token: int) -> str:
+        """Returns the text of one token, of a control word too, and keeps it."""
+        if token not in self._spelt:
+            self._spelt[token] = self._spell([token])
+        return self._spelt[token]
+
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         """Returns the token ids of a text; `special` adds those that open or close one."""
         try:
@@ -155,8 +163,8 @@ class ServedModel:
         self.seconds += RECENT * (seconds - self.seconds)
 
 
-def text_of(tokenizer: Any) -> Callable[[list[int]], str]:
-    """Returns how tokens become text without control words.
+def text_of(tokenizer: Any, *, skip: bool = True) -> Callable[[list[int]], str]:
+    """Returns how tokens become text, without control words where these are to be skipped.
 
     The library below transformers is asked where transformers would pass its answer on as it is: that takes a tenth of the time.
     """
@@ -164,8 +172,8 @@ def text_of(tokenizer: Any) -> Callable[[list[int]], str]:
     passed_on = issubclass(kind, fast) and kind.decode is fast.decode and kind._decode is fast._decode  # type: ignore[attr-defined]
     if passed_on and not tokenizer.clean_up_tokenization_spaces:
         below = tokenizer.backend_tokenizer
-        return lambda ids: str(below.decode(ids, skip_special_tokens=True))
-    return lambda ids: str(tokenizer.decode(ids, skip_special_tokens=True))
+        return lambda ids: str(below.decode(ids, skip_special_tokens=skip))
+    return lambda ids: str(tokenizer.decode(ids, skip_special_tokens=skip))
 
 
 def _offered(kind: str, model: LoopedForCausalLM) -> bool:

@@ -291,6 +291,12 @@ class Wanted:
     return_depth_used: bool = False
     return_token_ids: bool = False
 
+    @property
+    def told(self) -> int:
+        """The words that are told beside each token: the likeliest ones, and those of each step."""
+        scored = 0 if self.logprobs is None else 1 + self.logprobs
+        return scored + self.options.get("step_tokens", 0) * self.options.get("depth", 1)
+
 
 def read_fields(body: bytes, table: Mapping[str, Check]) -> dict[str, Any]:
     """Returns the fields of a JSON body that are not null, checked one by one."""
