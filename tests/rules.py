@@ -20,7 +20,7 @@ BYTES_OF_RESULTS = 10_000_000
 # an import may point to an earlier row only, or stay inside its own package
 ROWS = [
     {"untrusted", "exits", "threads", "notebook"},
-    {"version", "autoregister", "storage", "imports", "values"},
+    {"version", "autoregister", "storage", "imports", "values", "confined"},
     {"settings", "run", "interrupt"},
     {"model", "metrics", "plot"},
     {"convert", "data", "generate"},

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from loopwright.confined import token_ids
 from loopwright.engine.request import Request, RequestOptions, Result
 from loopwright.engine.scheduler import EngineStats, Scheduler
 from loopwright.engine.speculation import AUTO, MOST_TOKENS
@@ -22,7 +23,7 @@ from loopwright.engine.trail import check_mean_read
 from loopwright.generate.constraint import ConstrainedVocabulary, Constraint
 from loopwright.generate.exit_rules import ExitRule, build_exit
 from loopwright.generate.sampling import Sampling, checked_whole
-from loopwright.generate.stream import checked_seed, end_tokens, token_ids
+from loopwright.generate.stream import checked_seed, end_tokens
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.settings import shown
 

@@ -14,11 +14,12 @@ import torch
 from loopwright.commands.device import find_device, find_dtype
 from loopwright.commands.loading import open_model, open_tokenizer
 from loopwright.commands.wait import tell_wait
+from loopwright.confined import token_ids
 from loopwright.engine.engine import Engine
 from loopwright.exits import one_line
 from loopwright.generate.exit_rules import parse_exit
 from loopwright.generate.sampling import Sampling
-from loopwright.generate.stream import Statistics, TextPieces, checked_seed, encode_chat, token_ids
+from loopwright.generate.stream import Statistics, TextPieces, checked_seed, encode_chat
 from loopwright.interrupt import second_ends_at_once
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.settings import suggest
