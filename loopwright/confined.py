@@ -23,7 +23,7 @@ from loopwright.untrusted import first_line
 
 GIB = 2**30
 MEMORY = 2 * GIB  # that the process may take beside what it has when it begins
-BUILD_SECONDS, CALL_SECONDS = 60, 5  # of processor time: for a file, for a text or a chat
+BUILD_SECONDS, CALL_SECONDS = 30, 5  # of processor time: for a file, for a text or a chat
 WALL = 20  # times as long by the clock, whatever the machine does meanwhile
 TEXT = 2**22  # characters that a template may write
 GROWTH, FREE = 64, 4096  # tokens and characters that one character may become, and how many are free
@@ -113,6 +113,9 @@ class ConfinedWords(Words):
 
     def probe(self) -> None:
         """Raises a LimitError where the tokenizer or its template takes too much whatever it is given."""
+        digest = hashlib.sha256(self._kept.encode()).hexdigest()
+        if digest in _SOUND:
+            return
         asked = [lambda: self.encode("a")]
         if self.tokenizer.chat_template is not None:
             asked.append(lambda: self.chat([{"role": "user", "content": "a"}]))
@@ -123,6 +126,7 @@ class ConfinedWords(Words):
                 raise
             except ValueError:  # what a template, or a small vocabulary, refuses is another matter
                 pass
+        _SOUND.add(digest)
 
     def close(self) -> None:
         """Ends the process."""
@@ -141,8 +145,12 @@ def check_tokenizer(file: Path) -> None:
     digest = hashlib.sha256(content).hexdigest()
     if digest in _SOUND:
         return
-    with contextlib.suppress(ValueError, AttributeError, TypeError, KeyError):  # what is no tokenizer is refused by who reads it
+    try:
         _check_decoder(json.loads(content).get("decoder"))
+    except LimitError:
+        raise
+    except (ValueError, AttributeError, TypeError, KeyError, RecursionError):  # who reads it says that it is no tokenizer
+        return
     child = Child()
     try:
         child.ask("build", BUILD_SECONDS, file=str(file.resolve()))
@@ -155,7 +163,7 @@ def check_tokenizer(file: Path) -> None:
     _SOUND.add(digest)
 
 
-_SOUND: set[str] = set()  # contents that were checked in this process
+_SOUND: set[str] = set()  # digests of what was checked in this process
 
 
 class Child:
@@ -193,6 +201,7 @@ class Child:
             raise LimitError(f"it takes more than {took}")
         kind, said = json.loads(line)
         if kind == "limit":
+            self._end()  # what it holds is not given back at once
             raise LimitError(said)
         if kind == "error":
             raise ValueError(said)

@@ -29,7 +29,7 @@ from loopwright.serve.response.sse import EventStream, watched
 from loopwright.serve.schema import TOKENIZE, Wanted, read_fields, wanted
 from loopwright.serve.site import INDEX, SAFE, Site, StaticFile, Turns, View, read_files
 
-LARGE_BODY = 32_768  # bytes: what is larger is parsed and tokenized in a thread, beside the others' answers
+LARGE_BODY = 32_768  # bytes: what is larger is parsed in a thread, beside the others' answers
 
 
 class Service:
@@ -81,10 +81,10 @@ class Service:
 
         def encode() -> list[int]:
             if "messages" in fields:
-                return chat_ids(model.tokenizer, fields["messages"], opening=fields.get("add_generation_prompt", True))
+                return chat_ids(model.words, fields["messages"], opening=fields.get("add_generation_prompt", True))
             return model.encode(fields["prompt"], special=fields.get("add_special_tokens", True))
 
-        ids = await _aside(len(fields.get("prompt", "")) > LARGE_BODY, encode)
+        ids = await model.read(encode)
         return _json({"count": len(ids), "tokens": ids, "max_model_len": model.max_model_len})
 
     async def chat(self, request: Request) -> Any:
@@ -104,8 +104,8 @@ class Service:
         self.limits.check_depth(asked.options.setdefault("depth", model.depth), model.max_depth)
         if not model.engine.model.config.is_looped:
             del asked.options["depth"]
-        large = sum(map(len, asked.prompts)) + sum(len(message["content"]) for message in asked.messages) > LARGE_BODY
-        prompts = await _aside(large, lambda: model.prompt_ids(asked))
+        texts = chat or any(isinstance(prompt, str) for prompt in asked.prompts)
+        prompts = await model.read(lambda: model.prompt_ids(asked)) if texts else model.prompt_ids(asked)
         constraints = await _aside("constrain" in asked.options, lambda: model.constraints(asked, len(prompts) * asked.n))
         # nothing is awaited from here to the submission: what was free stays free
         self.limits.check_queue(len(prompts) * asked.n, model.engine.open_requests, model.rows, model.seconds)

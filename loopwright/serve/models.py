@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from transformers import PreTrainedTokenizerFast
 
+from loopwright.confined import LimitError, Words
 from loopwright.engine.engine import Engine
 from loopwright.generate.constraint import Constraint
 from loopwright.generate.exit_rules import EXITS, build_exit
-from loopwright.generate.stream import token_ids
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.serve.chat_template import chat_ids
 from loopwright.serve.limits import Limits, Refusal
 from loopwright.serve.schema import Wanted, engine_refusal
 from loopwright.settings import suggest
 
+T = TypeVar("T")
 READINGS = 2  # of the coda, that the pool is sized for: drafts take two
 TIMES_DEEPER = 4  # than its own depth may a request ask of a model without a last step
 CHAT_TOKENS, TEXT_TOKENS = 256, 16  # of an answer where the request gives none; 16 is what OpenAI's completions have
@@ -26,7 +28,7 @@ RECENT = 0.2  # how much the latest request counts in the mean of seconds
 
 
 class ServedModel:
-    """A model by its name. `depth` is that of a request that gives none."""
+    """A model by its name. `depth` is that of a request that gives none; `words` make tokens of texts, here or apart."""
 
     def __init__(
         self,
@@ -38,8 +40,10 @@ class ServedModel:
         max_rows: int = 16,
         max_tokens: int = 8192,
         depth: int | None = None,
+        words: Words | None = None,
     ) -> None:
         config = model.config
+        self.words, self.reading = words or Words(tokenizer), asyncio.Lock()
         self.name, self.tokenizer, self.limits, self.rows = name, tokenizer, limits, max_rows
         self.depth = config.check_depth(depth)
         self.max_depth = self._deepest(config, limits)
@@ -56,7 +60,7 @@ class ServedModel:
         self.created = int(time.time())
         self._decode = text_of(tokenizer)
         self._spell = text_of(tokenizer, skip=False)
-        self._words: dict[int, str] = {}
+        self._texts: dict[int, str] = {}
         self._spelt: dict[int, str] = {}
         self.seconds = 1.0  # that a request took of late
 
@@ -81,7 +85,7 @@ class ServedModel:
     def prompt_ids(self, wanted: Wanted) -> list[list[int]]:
         """Returns the token ids of every prompt; refuses what is too long or unknown to the model."""
         if wanted.chat:
-            prompts = [chat_ids(self.tokenizer, wanted.messages, opening=wanted.opening)]
+            prompts = [chat_ids(self.words, wanted.messages, opening=wanted.opening)]
         else:
             prompts = [one if isinstance(one, list) else self.encode(one) for one in wanted.prompts]
         field = "messages" if wanted.chat else "prompt"
@@ -114,9 +118,9 @@ class ServedModel:
         """Returns the text of tokens without control words. That of single tokens is kept: every stream asks for it again."""
         if len(ids) != 1:
             return self._decode(ids)
-        if ids[0] not in self._words:
-            self._words[ids[0]] = self._decode(ids)
-        return self._words[ids[0]]
+        if ids[0] not in self._texts:
+            self._texts[ids[0]] = self._decode(ids)
+        return self._texts[ids[0]]
 
     def word(self, token: int) -> str:
         """Returns the text of one token, of a control word too, and keeps it."""
@@ -127,9 +131,16 @@ class ServedModel:
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         """Returns the token ids of a text; `special` adds those that open or close one."""
         try:
-            return token_ids(self.tokenizer, text, special=special)
+            return self.words.encode(text, special=special)
+        except LimitError as error:
+            raise Refusal(f"prompt: the model's tokenizer was stopped ({error})", param="prompt") from None
         except ValueError as error:
             raise Refusal(str(error), param="prompt") from None
+
+    async def read(self, work: Callable[[], list[T]]) -> list[T]:
+        """Returns what `work` makes of texts, in a thread: one of each model at a time, so that others find threads."""
+        async with self.reading:
+            return await asyncio.to_thread(work)
 
     def readable(self, *texts: str) -> str | None:
         """Returns the first of these texts that the model takes as a prompt, else its first tokens; None where it takes none."""

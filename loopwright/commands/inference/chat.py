@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 
 from loopwright.commands.device import find_device, find_dtype
-from loopwright.commands.loading import open_model, open_tokenizer
+from loopwright.commands.loading import open_model, open_tokenizer, probed
 from loopwright.commands.wait import tell_wait
 from loopwright.confined import token_ids
 from loopwright.engine.engine import Engine
@@ -204,6 +204,7 @@ def chat(
     opened.config.check_depth(depth)
     rule = None if exit is None else parse_exit(exit)
     words = open_tokenizer(opened, tokenizer)
+    probed(source, words).close()
     model = open_model(opened, kind, where)
     if state_seed is not None:
         checked_seed(model, state_seed)

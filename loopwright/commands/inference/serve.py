@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from loopwright.commands.device import find_device, find_dtype
-from loopwright.commands.loading import open_model, open_tokenizer
+from loopwright.commands.loading import open_model, open_tokenizer, probed
 from loopwright.exits import one_line
 from loopwright.source import Source
 from loopwright.threads import fitting_threads
@@ -68,9 +68,13 @@ def serve(
         stack.callback(listening.close)
         for name, source in opened.items():
             words = open_tokenizer(source, tokenizer)
+            apart = probed(name, words)
+            stack.callback(apart.close)
             model = open_model(source, kind, where)
             stack.enter_context(fitting_threads(model))
-            models[name] = ServedModel(name, model, words, limits=limits, max_rows=max_rows, max_tokens=max_tokens, depth=depth)
+            models[name] = ServedModel(
+                name, model, words, limits=limits, max_rows=max_rows, max_tokens=max_tokens, depth=depth, words=apart
+            )
             stack.callback(models[name].engine.close)
         print(_welcome(models, listening.getsockname()[:2], api_key_env), file=sys.stderr, flush=True)
         if on_listening is not None:
