@@ -266,8 +266,11 @@ class Confined:
             tokenizer.decode(ids)
 
     def keep(self, pickled: str) -> None:
-        """Takes the tokenizer that later requests are about."""
+        """Takes the tokenizer that later requests are about, and imports what these need, which takes a second."""
+        from transformers.utils.chat_template_utils import render_jinja_template
+
         self.words = Words(pickle.loads(base64.b64decode(pickled)))  # from the process that built it
+        render_jinja_template([[{"role": "user", "content": "a"}]], chat_template="a")
 
     def encode(self, **given: Any) -> list[int]:
         """Returns the ids of a text."""

@@ -180,6 +180,7 @@ def test_a_verb_ends_with_one_line(
     monkeypatch.setattr(confined, "CALL_SECONDS", 1)
     folder = save_model(tmp_path / "m", chat=True)
     (folder / "chat_template.jinja").write_text(LOOP)
+    capsys.readouterr()
     with pytest.raises(SystemExit) as ended:
         main([words[0], str(folder), *words[1:]])
     said = capsys.readouterr().err

@@ -137,6 +137,12 @@ def serve(
     cors_origin: Annotated[
         list[str] | None, typer.Option(metavar="URL", help="Let web pages of this origin ask; repeatable. Default: none.")
     ] = None,
+    allowed_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME", help="Without a key: answer to this name too, beside localhost and the server's address; repeatable."
+        ),
+    ] = None,
     drain_seconds: Annotated[int, typer.Option(callback=whole, help="After SIGTERM: how long begun answers may take.")] = 30,
     device: Device = "cpu",
     dtype: Dtype = "float32",
@@ -162,7 +168,8 @@ def serve(
         models,
         host=host, port=port, api_key_env=api_key_env, max_rows=max_rows, max_tokens=max_tokens, depth=depth, max_depth=max_depth,
         max_new_tokens=max_new_tokens, max_choices=max_choices, max_queue=max_queue, max_body=max_body,
-        cors_origin=cors_origin or [], drain_seconds=drain_seconds, device=device, dtype=dtype, tokenizer=tokenizer,
+        cors_origin=cors_origin or [], allowed_host=allowed_host or [], drain_seconds=drain_seconds, device=device, dtype=dtype,
+        tokenizer=tokenizer,
     )  # fmt: skip
 
 

@@ -51,10 +51,10 @@ class Service:
     # routes
 
     async def health(self, request: Request) -> Response:
-        """Whether requests are taken."""
+        """Whether requests are taken; what is served, to who may know."""
         if self.draining:
             raise Refusal("the server is shutting down", status=503, code="shutting_down")
-        return _json({"status": "ok", "models": list(self.models)})
+        return _json({"status": "ok"} | ({"models": list(self.models)} if self.guard.trusts(request.headers) else {}))
 
     async def numbers(self, request: Request) -> Response:
         """The page for Prometheus."""

@@ -170,6 +170,11 @@ def test_a_full_queue_is_429_with_retry_after(server: Live) -> None:
 def test_the_smaller_routes(server: Live) -> None:
     client = server.client
     assert client.get("/health").json() == {"status": "ok", "models": ["tiny"]}
+    for path in ("/health", "/v1/models", "/v1/models/tiny", "/metrics"):  # a page that lets its own name point here
+        said = client.get(path, headers={"host": "evil.example"})
+        assert "tiny" not in said.text and said.status_code == (200 if path == "/health" else 403)
+    said = client.post("/v1/completions", json={"model": "x", "prompt": [2]}, headers={"host": "evil.example"})
+    assert said.status_code == 403 and "tiny" not in said.text
     (card,) = client.get("/v1/models").json()["data"]
     assert card == client.get("/v1/models/tiny").json() and card["depths"]["max"] == 16
     assert client.get("/v1/models/none").status_code == 404
@@ -195,7 +200,8 @@ def test_several_models_keys_and_origins() -> None:
         for path in ("/v1/models", "/metrics"):
             assert server.client.get(path, headers={"authorization": "Bearer no"}).status_code == 401
             assert server.client.get(path).status_code == 200
-        assert server.client.get("/health", headers={"authorization": ""}).status_code == 200
+        assert server.client.get("/health", headers={"authorization": ""}).json() == {"status": "ok"}
+        assert server.client.get("/health").json()["models"] == ["a", "b"]
 
 
 def test_the_preflight_of_openais_client_passes() -> None:
