@@ -11,7 +11,6 @@ import hashlib
 import json
 import os
 import pickle
-import signal
 import subprocess
 import sys
 import threading
@@ -25,6 +24,7 @@ GIB = 2**30
 MEMORY = 2 * GIB  # that the process may take beside what it has when it begins
 BUILD_SECONDS, CALL_SECONDS = 30, 5  # of processor time: for a file, for a text or a chat
 WALL = 20  # times as long by the clock, whatever the machine does meanwhile
+STOPPED = (-24, -9)  # how a process ends that took too long: SIGXCPU, or SIGKILL of the clock
 TEXT = 2**22  # characters that a template may write
 GROWTH, FREE = 64, 4096  # tokens and characters that one character may become, and how many are free
 SHOWN_WORDS, REASON = 40, 200  # words of a small vocabulary, characters of what was raised, in a message
@@ -47,7 +47,7 @@ def no_panics() -> Iterator[None]:
     except BaseException as error:
         if type(error).__name__ != "PanicException":
             raise
-        raise LimitError(f"its library gave up: {first_line(error)[:REASON]}") from None
+        raise LimitError(f"the tokenizer's library gave up ({first_line(error)[:REASON]})") from None
 
 
 def token_ids(tokenizer: Any, prompt: str, *, special: bool = True) -> list[int]:
@@ -91,9 +91,6 @@ class Words:
         except Exception as error:  # a template is a program of the folder: it raises what it likes
             reason = f"{type(error).__name__}: {first_line(error)}"[:REASON]
             raise ValueError(f"messages: the model's chat template refuses them ({reason})") from None
-
-    def close(self) -> None:
-        """Ends nothing."""
 
 
 class ConfinedWords(Words):
@@ -197,7 +194,7 @@ class Child:
         if not line.endswith(b"\n"):
             code = process.wait()
             self._end()
-            took = f"{seconds} s" if code in (-signal.SIGXCPU, -signal.SIGKILL) else f"a process may (it ended with {code})"
+            took = f"{seconds} s" if code in STOPPED else f"a process may (it ended with {code})"
             raise LimitError(f"it takes more than {took}")
         kind, said = json.loads(line)
         if kind == "limit":
@@ -208,7 +205,10 @@ class Child:
         return said
 
     def end(self) -> None:
-        """Ends the process, once it has answered."""
+        """Ends the process, whatever it does."""
+        process = self._process
+        if process is not None:
+            process.kill()  # whoever waits for it goes on, and gives the lock back
         with self._lock:
             self._end()
 

@@ -123,9 +123,7 @@ def _check_origins(origins: Sequence[str]) -> None:
     for origin in origins:
         if not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/?#*\s]+", origin):
             wrong = ORIGINS.get(origin, "is no origin")
-            raise ValueError(
-                f"cors-origin: {origin!r} {wrong}; name the page's own, as in https://its.origin (no path)"
-            )
+            raise ValueError(f"cors-origin: {origin!r} {wrong}; name the page's own, as in https://its.origin (no path)")
 
 
 def _check_hosts(hosts: Sequence[str]) -> None:
