@@ -135,11 +135,11 @@ def stopped(template: str, monkeypatch: pytest.MonkeyPatch) -> str:
     "template",
     [
         LOOP,
-        "{{ 'a' * 3000000000 }}",
+        "{{ messages[0].role * 3000000000 }}",  # a constant would be made while the template is compiled, for every chat
         "{{ messages|tojson(indent=100000000) }}",
-        "{{ 'a'|center(2000000000) }}",
-        "{{ '%1000000000d' % 1 }}",
-        "{{ ('a' * 9999)|replace('', 'a' * 99999) }}",
+        "{{ messages[0].role|center(2000000000) }}",
+        "{{ '%1000000000d' % messages|length }}",
+        "{{ (messages[0].role * 9999)|replace('', messages[0].role * 99999) }}",
         "{% set x = namespace(s='a') %}{% for i in range(60) %}{% set x.s = x.s ~ x.s %}{% endfor %}{{ x.s|length }}",
         "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(60) }}",
     ],
