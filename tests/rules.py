@@ -21,7 +21,7 @@ BYTES_OF_RESULTS = 10_000_000
 ROWS = [
     {"untrusted"},
     {"terminal"},
-    {"exits", "threads", "notebook", "version", "autoregister", "storage", "imports", "values"},
+    {"exits", "threads", "notebook", "version", "autoregister", "storage", "imports", "values", "confined"},
     {"settings", "run", "interrupt"},
     {"model", "metrics", "plot"},
     {"convert", "data", "generate"},

@@ -150,6 +150,12 @@ def serve(
             help="Which generation_config.json fills in what a request leaves open: the model's, none, or a folder's.",
         ),
     ] = "auto",
+    allowed_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME", help="Without a key: answer to this name too, beside localhost and the server's address; repeatable."
+        ),
+    ] = None,
     drain_seconds: Annotated[int, typer.Option(callback=whole, help="After SIGTERM: how long begun answers may take.")] = 30,
     device: Device = "cpu",
     dtype: Dtype = "float32",
@@ -175,7 +181,8 @@ def serve(
         models,
         host=host, port=port, api_key_env=api_key_env, max_rows=max_rows, max_tokens=max_tokens, depth=depth, max_depth=max_depth,
         max_new_tokens=max_new_tokens, max_choices=max_choices, max_queue=max_queue, max_body=max_body,
-        cors_origin=cors_origin or [], generation_config=generation_config, drain_seconds=drain_seconds, device=device, dtype=dtype,
+        cors_origin=cors_origin or [], allowed_host=allowed_host or [], generation_config=generation_config,
+        drain_seconds=drain_seconds, device=device, dtype=dtype,
         tokenizer=tokenizer,
     )  # fmt: skip
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from loopwright.commands.console import warn
+from loopwright.confined import ConfinedWords, LimitError
 from loopwright.model.config import LoopedConfig
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.model.presets import preset
@@ -48,6 +49,17 @@ def open_tokenizer(source: Source, given: str | None = None) -> Any:
         return source.tokenizer()
     except FileNotFoundError as error:
         raise FileNotFoundError(f"{error}; --tokenizer names one") from None
+
+
+def probed(name: str, tokenizer: Any) -> ConfinedWords:
+    """Returns a tokenizer in a process of its own, in which it and its chat template have kept to the limits once."""
+    words = ConfinedWords(tokenizer)
+    try:
+        words.probe()
+    except LimitError as error:
+        words.close()
+        raise ValueError(f"{name}: the tokenizer or its chat template is not taken: {error}; take another, or mend it") from None
+    return words
 
 
 def system_text(given: str) -> str:

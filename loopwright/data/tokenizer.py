@@ -10,6 +10,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from loopwright.confined import LimitError, check_tokenizer, no_panics
 from loopwright.untrusted import check_file, first_line, shown, user_path
 
 BYTES, SUFFIXES = 256 * 2**20, {".json", ".model", ".txt", ".jinja"}  # of one file, and how the files of a tokenizer end
@@ -73,7 +74,8 @@ class Tokenizer:
 
     def _told(self, texts: Sequence[str], **options: bool) -> Any:
         try:
-            return self.own(list(texts), add_special_tokens=False, verbose=False, **options)
+            with no_panics():
+                return self.own(list(texts), add_special_tokens=False, verbose=False, **options)
         except Exception as error:  # a small vocabulary, such as a task's symbols, has no word for everything
             reason = first_line(error)
             raise ValueError(
@@ -87,7 +89,7 @@ class Tokenizer:
 
 def load_tokenizer(source: str | Path, name: str | None = None) -> Any:
     """Returns transformers' tokenizer of a folder or hub id; `name` is what messages call it."""
-    from transformers import AutoTokenizer
+    from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
     place, name = user_path(source), name or f"tokenizer: {str(source)!r}"
     options = {} if place.is_dir() else _hub_options(source)
@@ -95,13 +97,30 @@ def load_tokenizer(source: str | Path, name: str | None = None) -> Any:
         if path.suffix in SUFFIXES:
             check_file(path, BYTES)
     try:
-        words = AutoTokenizer.from_pretrained(place if place.is_dir() else str(source), trust_remote_code=False, **options)
+        for file in _descriptions(place, source, options):
+            check_tokenizer(file)
+        with no_panics():
+            words = AutoTokenizer.from_pretrained(place if place.is_dir() else str(source), trust_remote_code=False, **options)
+    except LimitError as error:
+        raise ValueError(f"{name}: the tokenizer is not taken: {error}; take another, or make this one anew") from None
     except Exception as error:  # the hub client and the parsers raise whatever they like
         reason = "it is not in the cache; the hub cannot be reached" if options else first_line(error)
         raise ValueError(f"{name}: the tokenizer cannot be read ({reason}); allowed: a folder or a hub id") from error
+    if not isinstance(words, PreTrainedTokenizerBase):  # transformers has classes of that name that hold several
+        raise ValueError(f"{name}: the tokenizer is a {type(words).__name__}; allowed: a class of one tokenizer")
     if not isinstance(words.model_max_length, int | float):  # transformers compares lengths with it
         raise ValueError(f"{name}: the tokenizer's model_max_length is {shown(words.model_max_length)}; allowed: a number")
     return words
+
+
+def _descriptions(place: Path, source: str | Path, options: dict[str, Any]) -> list[Path]:
+    """Returns the files that may say how texts are taken apart: tokenizer.json, and those for other versions of transformers."""
+    from transformers.utils import cached_file
+
+    if place.is_dir():
+        return [path for path in sorted(place.glob("tokenizer*.json")) if path.name != "tokenizer_config.json"]
+    found = cached_file(str(source), "tokenizer.json", _raise_exceptions_for_missing_entries=False, **options)
+    return [] if found is None else [Path(found)]
 
 
 def _hub_options(source: str | Path) -> dict[str, Any]:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from loopwright.confined import token_ids
 from loopwright.engine.request import Request, RequestOptions, Result
 from loopwright.engine.scheduler import EngineStats, Scheduler
 from loopwright.engine.speculation import AUTO, MOST_TOKENS
@@ -24,7 +25,7 @@ from loopwright.generate.exit_rules import ExitRule, build_exit
 from loopwright.generate.generation_config import check_offered, end_tokens, new_tokens, settled, stop_strings
 from loopwright.generate.readings import sees_future
 from loopwright.generate.sampling import Sampling, checked_whole
-from loopwright.generate.stream import checked_seed, token_ids
+from loopwright.generate.stream import checked_seed
 from loopwright.model.generation import READS_FUTURE
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.settings import shown
@@ -137,6 +138,8 @@ class Engine:
         ignore_eos: bool = False,
         on_done: Callable[[], object] | None = None,
         constrain: Mapping[str, Any] | Constraint | None = None,
+        min_new_tokens: int = 0,
+        skip_special_tokens: bool = True,
     ) -> Request:
         """Queues a prompt (text or token ids) and returns its handle; raises at once where the request can never be served.
 
@@ -147,6 +150,8 @@ class Engine:
 
         `top_logprobs` gives the likeliest tokens beside each one, `prompt_logprobs` the scores of the prompt's tokens too, and
         `step_tokens` the likeliest tokens after each step. `ignore_eos` goes on after the model's own end token.
+        Before `min_new_tokens` no end token is drawn and no stop string is looked for. Without `skip_special_tokens` the text has
+        control words, other than the one that ended it.
         `constrain` gives the answer a form: {"json": schema}, {"regex": pattern}, {"choice": [texts]}, or one of `constraint`.
 
         `exit` is a rule by which tokens leave the loop early (see exit_rules.py); left out, a model that answers where its exit
@@ -159,6 +164,7 @@ class Engine:
         sampling, ids = settled(self.model, asked), self._token_ids(prompt)
         sampling.check_vocabulary(self.model.config.vocab_size)
         length = self._length(max_new_tokens, len(ids))
+        _check_least(min_new_tokens, length, constrained=constrain is not None)
         _check_counts(self.model, priority, top_logprobs=top_logprobs, step_tokens=step_tokens)
         strings, tokens = self._endings(stop, own=not ignore_eos)
         wish = RequestOptions(
@@ -171,21 +177,12 @@ class Engine:
             (MOST_TOKENS if draft_depth == AUTO else DRAFT_TOKENS) if draft_tokens is None else draft_tokens,
             top_logprobs, prompt_logprobs, step_tokens, on_done,
             constrain if isinstance(constrain, Constraint | None) else self.constraint(constrain, ignore_eos=ignore_eos),
+            min_new_tokens,
         )  # fmt: skip
         self._check_uneven(wish, own=exit is None and self._own_exit is not None)
         self._check_fits(wish)
-        decode = None if self.tokenizer is None else self._decode
-        request = Request(wish, decode, on_done=self._count_done, in_worker=self._in_worker)
-        with self._wake:
-            if self._closed:
-                raise RuntimeError("engine: closed; build a new one")
-            if self._worker is None:
-                worker = threading.Thread(target=self._work, name="loopwright-engine", daemon=True)
-                worker.start()  # it waits for the lock; where no thread can be started, nothing is queued
-                self._worker = worker
-            self._inbox.append(request)
-            self._open += 1
-            self._wake.notify_all()
+        request = Request(wish, self._text_of(tokens, skip_special_tokens), on_done=self._count_done, in_worker=self._in_worker)
+        self._queue(request)
         return request
 
     def generate(self, prompts: Sequence[Prompt | Mapping[str, Any]], **options: Any) -> list[Result]:
@@ -245,6 +242,18 @@ class Engine:
             self.close()
 
     # the worker
+
+    def _queue(self, request: Request) -> None:
+        with self._wake:
+            if self._closed:
+                raise RuntimeError("engine: closed; build a new one")
+            if self._worker is None:
+                worker = threading.Thread(target=self._work, name="loopwright-engine", daemon=True)
+                worker.start()  # it waits for the lock; where no thread can be started, nothing is queued
+                self._worker = worker
+            self._inbox.append(request)
+            self._open += 1
+            self._wake.notify_all()
 
     @torch.no_grad()
     def _work(self) -> None:
@@ -364,9 +373,15 @@ class Engine:
             )
         self._scheduler.pool.check_fits(wish.capacity, wish.depth, len(wish.readings))
 
-    def _decode(self, tokens: list[int]) -> str:
-        assert self.tokenizer is not None
-        return str(self.tokenizer.decode(tokens, skip_special_tokens=True))
+    def _text_of(self, ends: frozenset[int], skip: bool) -> Callable[[list[int]], str] | None:
+        """Returns how the tokens of an answer become its text: without control words, or with all but those that end it."""
+        words = self.tokenizer
+        if words is None:
+            return None
+        if skip:
+            return lambda tokens: str(words.decode(tokens, skip_special_tokens=True))
+        silent = ends & set(words.all_special_ids)
+        return lambda tokens: str(words.decode([token for token in tokens if token not in silent], skip_special_tokens=False))
 
 
 def own_exit(model: LoopedForCausalLM) -> str | None:
@@ -390,6 +405,13 @@ def _plain_ids(prompt: Any) -> list[Any]:
     if isinstance(prompt, bytes | bytearray) or not isinstance(prompt, Iterable):
         raise ValueError(f"prompt: {prompt!r} is neither text nor a list of token ids")
     return [token.item() if isinstance(token, np.integer) else token for token in prompt]
+
+
+def _check_least(least: int, most: int, *, constrained: bool) -> None:
+    if isinstance(least, bool) or not isinstance(least, int) or not 0 <= least <= most:
+        raise ValueError(f"min_new_tokens must be a whole number from 0 to max_new_tokens={most} (got {least!r})")
+    if least and constrained:
+        raise ValueError("min_new_tokens: given with constrain, which says where the answer ends; keep one")
 
 
 def _check_counts(model: LoopedForCausalLM, priority: int, **counts: int) -> None:

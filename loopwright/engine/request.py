@@ -12,7 +12,7 @@ from loopwright.engine.speculation import AUTO, draft_depths
 from loopwright.generate.constraint import Constraint
 from loopwright.generate.exit_rules import ExitRule
 from loopwright.generate.growing_text import GrowingText
-from loopwright.generate.sampling import Sampling
+from loopwright.generate.sampling import Draw, Sampling
 from loopwright.notebook import Shown
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ class RequestOptions:
     step_tokens: int = 0  # likeliest tokens after each step
     on_done: Callable[[], object] | None = None
     constraint: Constraint | None = None
+    min_new_tokens: int = 0  # before which no token of `ends` is drawn, and no string ends the answer
 
     @property
     def uneven(self) -> bool:
@@ -67,6 +68,11 @@ class RequestOptions:
     def capacity(self) -> int:
         """The tokens that are run: the last one drawn never is."""
         return len(self.prompt) + self.max_new_tokens - 1
+
+    def draw(self, place: int) -> Draw:
+        """Returns how the answer's token at a place, from 0, is drawn."""
+        excluded = self.ends if place < self.min_new_tokens else frozenset[int]()
+        return Draw(self.sampling, self.seed, len(self.prompt) + place, excluded=excluded)
 
 
 class Fresh(NamedTuple):
@@ -138,9 +144,10 @@ class Request:
         self.finish_reason: str | None = None
         self.error: BaseException | None = None
         self.cancelled = False
-        self._decode, self._on_done, self._in_worker = decode, on_done, in_worker
+        self.decode, self._on_done, self._in_worker = decode, on_done, in_worker
         self._text = None if decode is None or not wish.stop else GrowingText(decode)
         self._end = ""  # of the text so far: as much as a stop string may reach back
+        self._free = 0  # characters in which none is looked for
         self._changed = threading.Condition()
 
     def __repr__(self) -> str:
@@ -233,9 +240,9 @@ class Request:
         with self._changed:
             if self.done:
                 return
-            if self._decode is not None and self.error is None:
+            if self.decode is not None and self.error is None:
                 try:
-                    self.text = self._cut(self._decode(self.tokens))
+                    self.text = self._cut(self.decode(self.tokens))
                 except BaseException as error:
                     reason, self.error = "error", error
             self.finish_reason = reason
@@ -259,6 +266,9 @@ class Request:
         if self._text is None:
             return False
         self._end += self._text.more(self.tokens)
+        if len(self.tokens) <= self.wish.min_new_tokens:
+            self._free, self._end = self._free + len(self._end), ""
+            return False
         stopped = any(stop in self._end + self._text.waiting for stop in self.wish.stop)
         longest = max(map(len, self.wish.stop))
         self._end = self._end[len(self._end) - min(longest - 1, len(self._end)) :]
@@ -266,5 +276,5 @@ class Request:
 
     def _cut(self, text: str) -> str:
         """Returns the text up to the stop string that comes first."""
-        places = [text.find(stop) for stop in self.wish.stop]
+        places = [text.find(stop, self._free) for stop in self.wish.stop]
         return text[: min((place for place in places if place >= 0), default=len(text))]

@@ -88,7 +88,8 @@ class Running:
     def draws_largest(self) -> bool:
         """Whether its next token is the largest logit and nothing else is asked about it: a captured tick draws it."""
         wish = self.request.wish
-        return not (wish.sampling.changes_scores or wish.logprobs or wish.constraint or wish.step_tokens)
+        asked = wish.sampling.changes_scores or wish.logprobs or wish.constraint or wish.step_tokens
+        return not asked and self.drawn >= wish.min_new_tokens
 
     @property
     def limit(self) -> int:

@@ -25,7 +25,7 @@ from loopwright.engine.tick_graph import SHORT_PROMPT, TickGraphs
 from loopwright.engine.trail import Trail, check_mean_read, mean_read, read_trails, step_trails
 from loopwright.engine.uneven import begin_round, count_round, keep_even, leaving, read_drafts, verified
 from loopwright.generate.constraint import ConstraintError
-from loopwright.generate.sampling import Draw, TokenCounts, no_choice, sample
+from loopwright.generate.sampling import TokenCounts, no_choice, sample
 from loopwright.model.cache.pool import KeyPool, Row
 from loopwright.model.forward.context import Pass
 from loopwright.model.forward.output import choosable, weighted_sum
@@ -352,10 +352,7 @@ class Scheduler:
 
     def _draw(self, runs: list[Running], logits: Tensor) -> None:
         """Draws the next token of each row. It stays on the device, where the next prelude takes it from."""
-        draws = []
-        for run in runs:
-            wish = run.request.wish
-            draws.append(Draw(wish.sampling, wish.seed, len(wish.prompt) + run.drawn))
+        draws = [run.request.wish.draw(run.drawn) for run in runs]
         tokens = sample(logits, draws, [run.counts for run in runs], [run.grammar for run in runs])
         self.token[[run.slot for run in runs]] = tokens[:, None]
         scores = None

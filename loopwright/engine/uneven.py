@@ -14,7 +14,7 @@ from loopwright.engine.running import Arrived, EngineStats, Running, pinned
 from loopwright.engine.scores import ranked
 from loopwright.engine.speculation import AUTO, DraftChoice
 from loopwright.engine.trail import read_trails
-from loopwright.generate.sampling import Draw, no_choice, sample
+from loopwright.generate.sampling import no_choice, sample
 from loopwright.model.cache.pool import KeyPool
 from loopwright.model.forward.output import choosable
 from loopwright.model.looped import LoopedForCausalLM
@@ -139,7 +139,7 @@ def read_drafts(passes: Passes, graphs: TickGraphs | None, runs: Sequence[Runnin
 
 def _draft(runs: Sequence[Running], logits: Tensor, tokens: Tensor) -> None:
     """Draws drafts from logits [R, V]."""
-    draws = [Draw(run.request.wish.sampling, run.request.wish.seed, run.offset + 1) for run in runs]
+    draws = [run.request.wish.draw(run.drawn + len(run.drafts)) for run in runs]
     before = [_ids(run) for run in runs]
     seen = [None if run.counts is None else run.counts.after(ids) for run, ids in zip(runs, before, strict=True)]
     grammars = [None if run.grammar is None else run.grammar.after(ids) for run, ids in zip(runs, before, strict=True)]
@@ -168,8 +168,8 @@ def verified(runs: Sequence[Running], logits: Sequence[Tensor]) -> Iterator[tupl
     """
     every, draws, seen, grammars = torch.cat(list(logits)), [], [], []
     for run, own in zip(runs, logits, strict=True):
-        wish, ids = run.request.wish, _ids(run)
-        draws += [Draw(wish.sampling, wish.seed, run.base + 1 + i) for i in range(len(own))]
+        ids = _ids(run)
+        draws += [run.request.wish.draw(run.drawn + i) for i in range(len(own))]
         seen += [None if run.counts is None else run.counts.after(ids[:i]) for i in range(len(own))]
         grammars += [None if run.grammar is None else run.grammar.after(ids[:i]) for i in range(len(own))]
     tokens = sample(every, draws, seen, grammars)

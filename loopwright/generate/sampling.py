@@ -102,12 +102,16 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Draw:
-    """One draw: how, and the numbers that its noise is a function of. `position` is where the token will stand in its sequence."""
+    """One draw: how, and the numbers that its noise is a function of. `position` is where the token will stand in its sequence.
+
+    `excluded` are tokens that may not be drawn there.
+    """
 
     sampling: Sampling
     seed: int
     position: int
     request: int = 0
+    excluded: frozenset[int] = frozenset()
 
 
 def sample(
@@ -122,6 +126,11 @@ def sample(
     """
     tokens = logits.float().argmax(-1)  # in float32, as transformers' generate compares them
     allowed = [None if grammar is None else grammar.allowed for grammar in grammars or [None] * len(draws)]
+    for row, draw in enumerate(draws):
+        if draw.excluded:
+            mask = torch.ones(logits.shape[-1], dtype=torch.bool) if (given := allowed[row]) is None else given.clone()
+            mask[list(draw.excluded)] = False
+            allowed[row] = mask
     rows = [row for row, draw in enumerate(draws) if draw.sampling.changes_scores or allowed[row] is not None]
     if not rows:
         return tokens

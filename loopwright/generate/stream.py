@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase, TextStreamer
 
+from loopwright.confined import token_ids
 from loopwright.generate.constraint import Constraint
 from loopwright.generate.generation_config import PLAIN, end_tokens, new_tokens, settled, stop_strings
 from loopwright.generate.sampling import GrammarEnd, HashedDraws, Sampling, checked_whole
 from loopwright.model.config import LoopedConfig
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.model.parts.state import STATES
-from loopwright.untrusted import first_line
 
 LONGEST_REASON = 200  # characters of what a chat template raised
 NEW_TOKENS = 64  # of an answer, where nothing is said
@@ -58,21 +58,6 @@ class TextPieces(TextStreamer):
 def encode(tokenizer: PreTrainedTokenizerBase, prompt: str, vocab_size: int) -> Tensor:
     """Returns the ids of a prompt [1, T]; raises where there are none or where the model does not know them."""
     return _checked(torch.tensor([token_ids(tokenizer, prompt)], dtype=torch.long), vocab_size)
-
-
-def token_ids(tokenizer: PreTrainedTokenizerBase, prompt: str, *, special: bool = True) -> list[int]:
-    """Returns the ids of a prompt; what is no word of a small vocabulary, such as a task's symbols, is refused with the words.
-
-    `special=False` leaves out the tokens that open or close a text: for a line in the middle of one.
-    """
-    try:
-        return tokenizer(prompt, verbose=False, add_special_tokens=special)["input_ids"]
-    except Exception as error:  # the tokenizers package raises plain Exceptions
-        words = sorted(tokenizer.get_vocab().items(), key=lambda pair: pair[1])
-        known = " ".join(repr(word) for word, _ in words[:SHOWN_WORDS]) + (" …" if len(words) > SHOWN_WORDS else "")
-        raise ValueError(
-            f"prompt: {prompt[:80]!r} has no tokens in this tokenizer ({first_line(error)}); allowed: {known}"
-        ) from None
 
 
 def encode_chat(tokenizer: PreTrainedTokenizerBase, prompt: str | list[dict[str, str]], vocab_size: int) -> Tensor:

@@ -71,8 +71,9 @@ _KEPT = {
     "return_dict": "bool | None", "chunk_size_feed_forward": "int | None", "is_encoder_decoder": "bool | None",
     "id2label": "dict | None", "label2id": "dict | None", "problem_type": "str | None", "num_labels": "int | None",
     "auto_map": "dict | None", "per_layer_config": "dict | None", "output_attentions": "bool | None",
-    "attn_implementation": "str | None", "experts_implementation": "str | None",
 }  # fmt: skip
+# any other name would have transformers load code of that name, from the hub even
+_IMPLEMENTATIONS = {"attn_implementation": ("eager", "sdpa"), "experts_implementation": ("eager", "grouped_mm", "batched_mm")}
 _DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 # what transformers itself puts into a config.json or passes along, beside the fields
@@ -403,6 +404,9 @@ def _wrong_kept(values: Mapping[str, Any]) -> Iterator[str]:
     for name in ("per_layer_config", "is_encoder_decoder", "chunk_size_feed_forward"):
         if values.get(name):
             yield f"{name} is {shown(values[name])}; allowed: nothing (a looped model has none)"
+    for name, known in _IMPLEMENTATIONS.items():
+        if values.get(name) is not None and values[name] not in known:
+            yield f"{name} is {shown(values[name])}; allowed: {', '.join(known)}"
     for name in ("dtype", "torch_dtype"):
         value = values.get(name)
         plain = str(value).removeprefix("torch.") if isinstance(value, str | torch.dtype) else value

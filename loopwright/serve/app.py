@@ -23,13 +23,13 @@ from loopwright.serve.limits import Limits, Refusal
 from loopwright.serve.log import RECORD
 from loopwright.serve.metrics import Metrics
 from loopwright.serve.models import ServedModel, find_model
-from loopwright.serve.response.answer import Bell, Delta, Job
-from loopwright.serve.response.shape import Shape
+from loopwright.serve.response.answer import Bell, Job
+from loopwright.serve.response.shape import Shape, written
 from loopwright.serve.response.sse import EventStream, watched
 from loopwright.serve.schema import TOKENIZE, Wanted, read_fields, wanted
 from loopwright.serve.site import INDEX, SAFE, Site, StaticFile, Turns, View, read_files
 
-LARGE_BODY = 32_768  # bytes: what is larger is parsed and tokenized in a thread, beside the others' answers
+LARGE_BODY = 32_768  # bytes: what is larger is parsed in a thread, beside the others' answers
 
 
 class Service:
@@ -51,10 +51,10 @@ class Service:
     # routes
 
     async def health(self, request: Request) -> Response:
-        """Whether requests are taken."""
+        """Whether requests are taken; what is served, to who may know."""
         if self.draining:
             raise Refusal("the server is shutting down", status=503, code="shutting_down")
-        return _json({"status": "ok", "models": list(self.models)})
+        return _json({"status": "ok"} | ({"models": list(self.models)} if self.guard.trusts(request.headers) else {}))
 
     async def numbers(self, request: Request) -> Response:
         """The page for Prometheus."""
@@ -81,10 +81,10 @@ class Service:
 
         def encode() -> list[int]:
             if "messages" in fields:
-                return chat_ids(model.tokenizer, fields["messages"])
+                return chat_ids(model.words, fields["messages"], opening=fields.get("add_generation_prompt", True))
             return model.encode(fields["prompt"], special=fields.get("add_special_tokens", True))
 
-        ids = await _aside(len(fields.get("prompt", "")) > LARGE_BODY, encode)
+        ids = await model.read(encode)
         return _json({"count": len(ids), "tokens": ids, "max_model_len": model.max_model_len})
 
     async def chat(self, request: Request) -> Any:
@@ -104,8 +104,8 @@ class Service:
         self.limits.check_depth(asked.options.setdefault("depth", model.depth), model.max_depth)
         if not model.engine.model.config.is_looped:
             del asked.options["depth"]
-        large = sum(map(len, asked.prompts)) + sum(len(message["content"]) for message in asked.messages) > LARGE_BODY
-        prompts = await _aside(large, lambda: model.prompt_ids(asked))
+        texts = chat or any(isinstance(prompt, str) for prompt in asked.prompts)
+        prompts = await model.read(lambda: model.prompt_ids(asked)) if texts else model.prompt_ids(asked)
         constraints = await _aside("constrain" in asked.options, lambda: model.constraints(asked, len(prompts) * asked.n))
         # nothing is awaited from here to the submission: what was free stays free
         self.limits.check_queue(len(prompts) * asked.n, model.engine.open_requests, model.rows, model.seconds)
@@ -119,17 +119,17 @@ class Service:
 
         if asked.stream:
             return EventStream(job, shape, end)
-        parts: list[list[Delta]] = [[] for _ in job.answers]
         try:
             async with watched(job, request.receive):
                 async for fresh in job.news():
                     for answer, delta in fresh:
-                        parts[answer.index].append(delta)
+                        shape.keep(answer, delta)
         finally:
             end()
         if job.gone:
             raise Refusal("the client went", status=499)
-        return _json(shape.whole(parts), headers={"x-request-id": shape.id})
+        headers = {"content-type": "application/json", "x-request-id": shape.id}
+        return Response(await written(shape.whole()), headers=headers)
 
     async def look(self, request: Request, view: View) -> Response:
         """Answers a view of a page, computed in a thread when its turn comes; of a client that went, nothing is computed."""
@@ -214,7 +214,10 @@ def make_app(service: Service, *, cors: Sequence[str] = (), site: Site | None = 
         Route("/v1/completions", service.complete, methods=["POST"]),
     ]
     routes += [] if site is None else _site_routes(service, site)
-    names = ["authorization", "content-type"]
-    allowed = Middleware(CORSMiddleware, allow_origins=list(cors), allow_methods=["GET", "POST"], allow_headers=names)
+    # whatever headers a client of these origins sends: none but the key and the content type is read
+    allowed = Middleware(
+        CORSMiddleware, allow_origins=list(cors), allow_methods=["GET", "POST"], allow_headers=["*"], allow_private_network=True,
+        expose_headers=["x-request-id", "retry-after"],
+    )  # fmt: skip
     handlers: Any = {Refusal: _refused, HTTPException: _refused, Exception: _failed}
     return Starlette(routes=routes, middleware=[allowed] if cors else [], exception_handlers=handlers)

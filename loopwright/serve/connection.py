@@ -16,6 +16,8 @@ class Connection(H11Protocol):
     """uvicorn's connection, looked at every `patience` seconds: what has not moved between two looks is closed."""
 
     patience: ClassVar[float] = 30.0  # longer than a connection is kept open between two requests
+    pulse: ClassVar[float] = 1.0  # seconds between two writes to a client that sends no more
+    streams = False  # events are being sent, between which a comment may stand
 
     def __init__(self, config: Config, server_state: ServerState, app_state: dict[str, Any], _loop: Any = None) -> None:
         super().__init__(config, server_state, {**app_state, OWN: self}, _loop)
@@ -24,11 +26,14 @@ class Connection(H11Protocol):
         """Begins to look."""
         super().connection_made(transport)
         self._seen: Any = None
+        self._beat: asyncio.TimerHandle | None = None
         self._timer = self.loop.call_later(self.patience, self._look)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Ends looking."""
         self._timer.cancel()
+        if self._beat is not None:
+            self._beat.cancel()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -37,6 +42,27 @@ class Connection(H11Protocol):
             super().data_received(data)
         except (UnicodeError, ValueError, RuntimeError):
             self.transport.abort()
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Whether the connection stays open: a client may say that it sends no more, and wait for its answer."""
+        cycle = self.cycle
+        if cycle is None or cycle.response_complete or cycle.more_body:
+            return False
+        if not self.conn.trailing_data[0]:  # no other request follows
+            cycle.keep_alive = False
+        if self._beat is None:
+            self._write_pulse()
+        return True
+
+    def _write_pulse(self) -> None:
+        """Writes what says nothing while an answer is made: nothing but a write tells who waits from who has gone."""
+        if self.cycle.response_complete or self.transport.is_closing():
+            return
+        if self.streams and self.takes_chunks:
+            self.write_chunk(b":\n\n")
+        elif not self.cycle.response_started and self.cycle.scope["http_version"] == "1.1":
+            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        self._beat = self.loop.call_later(self.pulse, self._write_pulse)
 
     @property
     def takes_chunks(self) -> bool:

@@ -22,7 +22,32 @@ def is_loopback(host: str) -> bool:
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
-        return host.rstrip(".").lower() == "localhost"
+        return _plain(host) == "localhost"
+
+
+@dataclass(frozen=True)
+class Hosts:
+    """The names by which a server may be asked: loopback's, the address it is bound to, and those that were given.
+
+    A web page could otherwise reach it under a name of its own that it lets point here (DNS rebinding). No page has an address for
+    a name, so a server bound to every address (0.0.0.0) answers to all of them.
+    """
+
+    bound: str = "127.0.0.1"
+    given: tuple[str, ...] = ()
+
+    def know(self, header: str) -> bool:
+        """Whether a Host header names this server."""
+        host = _plain(_host(header))
+        if is_loopback(host) or host in (_plain(name) for name in (self.bound, *self.given)):
+            return True
+        try:
+            return ipaddress.ip_address(self.bound).is_unspecified and bool(ipaddress.ip_address(host))
+        except ValueError:
+            return False
+
+
+OWN = Hosts()  # of a server on loopback
 
 
 @dataclass(frozen=True)
@@ -31,13 +56,10 @@ class Guard:
 
     limits: Limits
     key: str | None = None
-    local: bool = False  # bound to loopback alone
+    hosts: Hosts = OWN
 
     def check_caller(self, headers: Mapping[str, str]) -> None:
-        """Refuses a wrong key. Without a key, a server on loopback answers to loopback's names alone.
-
-        A web page could otherwise reach it under a name of its own that it lets point to this machine (DNS rebinding).
-        """
+        """Refuses a wrong key; without a key, a name that is not this server's."""
         if self.key is not None:
             sent = headers.get("authorization", "")
             scheme, _, word = sent.partition(" ")
@@ -51,11 +73,21 @@ class Guard:
             self.check_host(headers)
 
     def check_host(self, headers: Mapping[str, str]) -> None:
-        """Refuses names other than loopback's where nothing but loopback guards the server. A page's own files need no more."""
-        if self.key is None and self.local and not is_loopback(_host(headers.get("host", ""))):
+        """Refuses names other than this server's where no key guards it. A page's own files need no more."""
+        if self.key is None and not self.hosts.know(headers.get("host", "")):
             raise Refusal(
-                f"host: {headers.get('host', '')[:100]!r} is not this machine; without a key only localhost is served", status=403
-            )
+                f"host: {headers.get('host', '')[:100]!r} is no name of this server; without a key it answers to localhost, to "
+                "its own address and to --allowed-host alone",
+                status=403,
+            )  # fmt: skip
+
+    def trusts(self, headers: Mapping[str, str]) -> bool:
+        """Whether a caller may be told what is served."""
+        try:
+            self.check_caller(headers)
+        except Refusal:
+            return False
+        return True
 
     async def body(self, headers: Mapping[str, str], receive: Receive, seconds: float = BODY_SECONDS) -> bytes:
         """Returns the body of a request: JSON by its header, of at most so many bytes, sent within a time."""
@@ -93,6 +125,10 @@ async def throw_away(receive: Receive) -> None:
             message: Any = {"more_body": True}
             while message.get("more_body", False):
                 message = await receive()
+
+
+def _plain(host: str) -> str:
+    return host.rstrip(".").lower()
 
 
 def _host(header: str) -> str:

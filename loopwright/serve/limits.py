@@ -9,7 +9,8 @@ from typing import Any
 
 from loopwright.exits import one_line
 
-LONGEST_LINE = 1000  # characters of a message; hostile requests hold longer names
+LONGEST_LINE, LONGEST_NAME = 1000, 100  # characters of a message and of a field in it; hostile requests hold longer names
+MOST_TOLD = 2**19  # words beside the tokens of one answer: about 30 MB of JSON
 KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
@@ -26,7 +27,8 @@ class Refusal(Exception):  # noqa: N818 - not an error of ours
         headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(one_line(message)[:LONGEST_LINE])
-        self.status, self.param, self.code, self.headers = status, param, code, dict(headers or {})
+        self.param = None if param is None else one_line(param)[:LONGEST_NAME]
+        self.status, self.code, self.headers = status, code, dict(headers or {})
 
     def body(self) -> dict[str, Any]:
         """Returns OpenAI's form of an error."""
@@ -70,6 +72,15 @@ class Limits:
             raise Refusal(
                 f"{field}: {count:,} is more than {self.new_tokens:,}, this server's limit (--max-new-tokens)", param=field
             )
+
+    def check_told(self, tokens: int, words: int, field: str) -> None:
+        """Refuses an answer that would tell of too many likeliest tokens: all of it is kept until it is sent."""
+        if tokens * words > MOST_TOLD:
+            raise Refusal(
+                f"{field}: {tokens:,} tokens of prompts and answers with {words} words each are more than {MOST_TOLD:,}; ask for "
+                "fewer likeliest tokens, or send fewer prompts",
+                param=field,
+            )  # fmt: skip
 
     def check_depth(self, depth: int, most: int) -> None:
         """Refuses more steps than allowed."""

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from transformers import PreTrainedTokenizerFast
 
+from loopwright.confined import LimitError, Words
 from loopwright.engine.engine import Engine
 from loopwright.generate.constraint import Constraint
 from loopwright.generate.exit_rules import EXITS, build_exit
 from loopwright.generate.generation_config import new_tokens
-from loopwright.generate.stream import token_ids
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.serve.chat_template import chat_ids
 from loopwright.serve.limits import Limits, Refusal
-from loopwright.serve.schema import Wanted
+from loopwright.serve.schema import Wanted, engine_refusal
 from loopwright.settings import suggest
 
+T = TypeVar("T")
 READINGS = 2  # of the coda, that the pool is sized for: drafts take two
 TIMES_DEEPER = 4  # than its own depth may a request ask of a model without a last step
 CHAT_TOKENS, TEXT_TOKENS = 256, 16  # of an answer where the request gives none; 16 is what OpenAI's completions have
@@ -27,7 +29,7 @@ RECENT = 0.2  # how much the latest request counts in the mean of seconds
 
 
 class ServedModel:
-    """A model by its name. `depth` is that of a request that gives none."""
+    """A model by its name. `depth` is that of a request that gives none; `words` make tokens of texts, here or apart."""
 
     def __init__(
         self,
@@ -39,8 +41,10 @@ class ServedModel:
         max_rows: int = 16,
         max_tokens: int = 8192,
         depth: int | None = None,
+        words: Words | None = None,
     ) -> None:
         config = model.config
+        self.words, self.reading = words or Words(tokenizer), asyncio.Lock()
         self.name, self.tokenizer, self.limits, self.rows = name, tokenizer, limits, max_rows
         self.depth = config.check_depth(depth)
         self.max_depth = self._deepest(config, limits)
@@ -56,7 +60,9 @@ class ServedModel:
         self.max_model_len = min(context, max_tokens)
         self.created = int(time.time())
         self._decode = text_of(tokenizer)
-        self._words: dict[int, str] = {}
+        self._spell = text_of(tokenizer, skip=False)
+        self._texts: dict[int, str] = {}
+        self._spelt: dict[int, str] = {}
         self.seconds = 1.0  # that a request took of late
 
     def _deepest(self, config: Any, limits: Limits) -> int:
@@ -80,7 +86,7 @@ class ServedModel:
     def prompt_ids(self, wanted: Wanted) -> list[list[int]]:
         """Returns the token ids of every prompt; refuses what is too long or unknown to the model."""
         if wanted.chat:
-            prompts = [chat_ids(self.tokenizer, wanted.messages)]
+            prompts = [chat_ids(self.words, wanted.messages, opening=wanted.opening)]
         else:
             prompts = [one if isinstance(one, list) else self.encode(one) for one in wanted.prompts]
         field = "messages" if wanted.chat else "prompt"
@@ -92,7 +98,7 @@ class ServedModel:
         try:
             return [] if form is None else [self.engine.constraint(form, **options) for _ in range(answers)]
         except ValueError as error:
-            raise Refusal(str(error)) from None
+            raise engine_refusal(error) from None
 
     def check_ids(self, field: str, ids: list[int]) -> list[int]:
         """Returns the token ids of one prompt; refuses none at all, too many, and tokens that the model does not know."""
@@ -113,16 +119,29 @@ class ServedModel:
         """Returns the text of tokens without control words. That of single tokens is kept: every stream asks for it again."""
         if len(ids) != 1:
             return self._decode(ids)
-        if ids[0] not in self._words:
-            self._words[ids[0]] = self._decode(ids)
-        return self._words[ids[0]]
+        if ids[0] not in self._texts:
+            self._texts[ids[0]] = self._decode(ids)
+        return self._texts[ids[0]]
+
+    def word(self, token: int) -> str:
+        """Returns the text of one token, of a control word too, and keeps it."""
+        if token not in self._spelt:
+            self._spelt[token] = self._spell([token])
+        return self._spelt[token]
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         """Returns the token ids of a text; `special` adds those that open or close one."""
         try:
-            return token_ids(self.tokenizer, text, special=special)
+            return self.words.encode(text, special=special)
+        except LimitError as error:
+            raise Refusal(f"prompt: the model's tokenizer was stopped ({error})", param="prompt") from None
         except ValueError as error:
             raise Refusal(str(error), param="prompt") from None
+
+    async def read(self, work: Callable[[], list[T]]) -> list[T]:
+        """Returns what `work` makes of texts, in a thread: one of each model at a time, so that others find threads."""
+        async with self.reading:
+            return await asyncio.to_thread(work)
 
     def readable(self, *texts: str) -> str | None:
         """Returns the first of these texts that the model takes as a prompt, else its first tokens; None where it takes none."""
@@ -144,23 +163,28 @@ class ServedModel:
         room = self.max_model_len - len(prompt)
         if wanted.max_tokens is None:
             usual = new_tokens(self.engine.model, len(prompt), CHAT_TOKENS if wanted.chat else TEXT_TOKENS)
-            return min(usual, room, self.limits.new_tokens)
-        self.limits.check_new_tokens(wanted.tokens_field, wanted.max_tokens)
-        if wanted.max_tokens > room:
-            raise Refusal(
-                f"{wanted.tokens_field}: {wanted.max_tokens:,} after a prompt of {len(prompt):,} is more than the "
-                f"{self.max_model_len:,} tokens that fit (max_model_len)",
-                param=wanted.tokens_field, code="context_length_exceeded",
-            )  # fmt: skip
-        return max(wanted.max_tokens, 1)  # none at all is left out of the answer
+            length = min(usual, room, self.limits.new_tokens)
+        else:
+            self.limits.check_new_tokens(wanted.tokens_field, wanted.max_tokens)
+            if wanted.max_tokens > room:
+                raise Refusal(
+                    f"{wanted.tokens_field}: {wanted.max_tokens:,} after a prompt of {len(prompt):,} is more than the "
+                    f"{self.max_model_len:,} tokens that fit (max_model_len)",
+                    param=wanted.tokens_field, code="context_length_exceeded",
+                )  # fmt: skip
+            length = max(wanted.max_tokens, 1)  # none at all is left out of the answer
+        least = wanted.options.get("min_new_tokens", 0)
+        if least > length:
+            raise Refusal(f"min_tokens: {least:,} is more than the {length:,} of {wanted.tokens_field}", param="min_tokens")
+        return length
 
     def took(self, seconds: float) -> None:
         """Remembers how long a request took, for those that are told to come again."""
         self.seconds += RECENT * (seconds - self.seconds)
 
 
-def text_of(tokenizer: Any) -> Callable[[list[int]], str]:
-    """Returns how tokens become text without control words.
+def text_of(tokenizer: Any, *, skip: bool = True) -> Callable[[list[int]], str]:
+    """Returns how tokens become text, without control words where these are to be skipped.
 
     The library below transformers is asked where transformers would pass its answer on as it is: that takes a tenth of the time.
     """
@@ -168,8 +192,8 @@ def text_of(tokenizer: Any) -> Callable[[list[int]], str]:
     passed_on = issubclass(kind, fast) and kind.decode is fast.decode and kind._decode is fast._decode  # type: ignore[attr-defined]
     if passed_on and not tokenizer.clean_up_tokenization_spaces:
         below = tokenizer.backend_tokenizer
-        return lambda ids: str(below.decode(ids, skip_special_tokens=True))
-    return lambda ids: str(tokenizer.decode(ids, skip_special_tokens=True))
+        return lambda ids: str(below.decode(ids, skip_special_tokens=skip))
+    return lambda ids: str(tokenizer.decode(ids, skip_special_tokens=skip))
 
 
 def _offered(kind: str, model: LoopedForCausalLM) -> bool:

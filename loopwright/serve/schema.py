@@ -5,8 +5,9 @@ A field that is not in the table is refused by name; null counts as left out, be
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -56,6 +57,34 @@ def flag(name: str, value: Any) -> bool:
     if not isinstance(value, bool):
         raise _refuse(name, value, "true or false")
     return value
+
+
+def mapping(name: str, value: Any) -> Mapping[str, Any]:
+    """Checks a mapping."""
+    if not isinstance(value, Mapping):
+        raise _refuse(name, value, "a mapping")
+    return value
+
+
+def only(allowed: Any) -> Check:
+    """Returns the check of a field that may say one thing alone."""
+
+    def check(name: str, value: Any) -> Any:
+        if value != allowed or isinstance(value, bool) != isinstance(allowed, bool):
+            raise _refuse(name, value, repr(allowed))
+        return value
+
+    return check
+
+
+def _no_tools(*allowed: Any) -> Check:
+    """Returns the check of a field about tools: it may say that there are none."""
+
+    def check(name: str, value: Any) -> None:
+        if value not in allowed:
+            raise Refusal(f"{name}: {shown(value)}; there are no tools here, so leave it out", param=name)
+
+    return check
 
 
 def text(name: str, value: Any) -> str:
@@ -118,24 +147,32 @@ def _messages(name: str, value: Any) -> list[dict[str, str]]:
 def _message(name: str, value: Any) -> dict[str, str]:
     if not isinstance(value, Mapping):
         raise _refuse(name, value, "a message with role and content")
-    refuse_unknown(name, value, ("role", "content", "name"))
-    if value.get("role") not in ROLES:
-        raise _refuse(f"{name}.role", value.get("role"), ", ".join(ROLES))
-    content = value.get("content")
+    given = {key: one for key, one in value.items() if one is not None}
+    for key, without in (("tool_calls", []), ("annotations", []), ("function_call", None)):
+        if key in given:
+            _no_tools(without)(f"{name}.{key}", given.pop(key))
+    if given.get("role") in ("tool", "function"):
+        _no_tools()(f"{name}.role", given["role"])
+    refuse_unknown(name, given, ("role", "content", "name"))
+    if given.get("role") not in ROLES:
+        raise _refuse(f"{name}.role", given.get("role"), ", ".join(ROLES))
+    # an assistant's may be empty: so it comes back from a client that was sent no text
+    content = given.get("content", "" if given["role"] == "assistant" else None)
     if isinstance(content, list):  # OpenAI's form in parts, of which text is the only one here
         parts = [part.get("text") for part in content if isinstance(part, Mapping) and part.get("type") == "text"]
         texts = [part for part in parts if isinstance(part, str)]
         content = "".join(texts) if len(texts) == len(content) else None
     if not isinstance(content, str):
         raise _refuse(f"{name}.content", value.get("content"), 'text, or a list of {"type": "text", "text": …}')
-    role = "system" if value["role"] == "developer" else value["role"]
-    return {"role": role, "content": content} | ({"name": text(f"{name}.name", value["name"])} if value.get("name") else {})
+    role = "system" if given["role"] == "developer" else given["role"]
+    return {"role": role, "content": content} | ({"name": text(f"{name}.name", given["name"])} if given.get("name") else {})
 
 
 def _stream_options(name: str, value: Any) -> bool:
     if not isinstance(value, Mapping):
         raise _refuse(name, value, '{"include_usage": true}')
-    refuse_unknown(name, value, ("include_usage",))
+    refuse_unknown(name, value, ("include_usage", "include_obfuscation"))
+    only(False)(f"{name}.include_obfuscation", value.get("include_obfuscation", False))  # noise that hides lengths: there is none
     return flag(f"{name}.include_usage", value.get("include_usage", False))
 
 
@@ -198,11 +235,20 @@ ENGINE: dict[str, Check] = {
     "state_seed": whole(0),
     "step_tokens": whole(0, MOST_TOP),
     "ignore_eos": flag,
+    "skip_special_tokens": flag,
 }
+# what cannot change a token is taken and not read
+UNREAD: dict[str, Check] = {
+    "user": text, "store": flag, "metadata": mapping, "service_tier": text, "safety_identifier": text, "prompt_cache_key": text,
+    "tools": _no_tools([]), "functions": _no_tools([]), "tool_choice": _no_tools("none", "auto"),
+    "function_call": _no_tools("none", "auto"), "parallel_tool_calls": flag,
+}  # fmt: skip
 SHARED: dict[str, Check] = {
     **ENGINE,
+    **UNREAD,
     "model": text,
     "max_tokens": whole(0),
+    "min_tokens": whole(0),
     "stop": _stop,
     "stop_token_ids": _ids,
     "n": whole(1, 2**20),
@@ -213,13 +259,15 @@ SHARED: dict[str, Check] = {
     "return_token_ids": flag,
     "response_format": _response_format,
     "structured_outputs": _structured,
-    "user": text,  # whom a client serves: of no use here
 }
-TEXT = {**SHARED, "prompt": _prompts, "echo": flag, "logprobs": whole(0, MOST_TOP)}
+TEXT = {**SHARED, "prompt": _prompts, "echo": flag, "logprobs": whole(0, MOST_TOP), "best_of": only(1)}
 CHAT = {
     **SHARED, "messages": _messages, "max_completion_tokens": whole(1), "logprobs": flag, "top_logprobs": whole(0, MOST_TOP),
+    "add_generation_prompt": flag, "modalities": only(["text"]),
 }  # fmt: skip
-TOKENIZE: dict[str, Check] = {"model": text, "prompt": text, "messages": _messages, "add_special_tokens": flag}
+TOKENIZE: dict[str, Check] = {
+    "model": text, "prompt": text, "messages": _messages, "add_special_tokens": flag, "add_generation_prompt": flag,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -239,20 +287,46 @@ class Wanted:
     include_usage: bool = False
     echo: bool = False
     logprobs: int | None = None  # likeliest tokens beside each; None: no scores at all
+    opening: bool = True  # of the answer, after messages
     return_depth_used: bool = False
     return_token_ids: bool = False
+
+    @property
+    def told(self) -> int:
+        """The words that are told beside each token: the likeliest ones, and those of each step."""
+        scored = 0 if self.logprobs is None else 1 + self.logprobs
+        return scored + self.options.get("step_tokens", 0) * self.options.get("depth", 1)
 
 
 def read_fields(body: bytes, table: Mapping[str, Check]) -> dict[str, Any]:
     """Returns the fields of a JSON body that are not null, checked one by one."""
-    try:
+    with _about(None):
         data = parse_json(body, "body", "send a JSON object")
-        if not isinstance(data, dict):
-            raise _refuse("body", data, "a JSON object")
-        refuse_unknown("body", data, table)
-        return {name: table[name](name, value) for name, value in data.items() if value is not None}
+    if not isinstance(data, dict):
+        raise Refusal(f"body: {shown(data)}; allowed: a JSON object")
+    given = {name: value for name, value in data.items() if value is not None}
+    with _about(next((name for name in given if name not in table), None)):
+        refuse_unknown("body", given, table)
+    fields = {}
+    for name, value in given.items():
+        with _about(name):
+            fields[name] = table[name](name, value)
+    return fields
+
+
+@contextlib.contextmanager
+def _about(param: str | None) -> Iterator[None]:
+    """Refuses what the block finds wrong, with the name of the field that it is about."""
+    try:
+        yield
     except ValueError as error:
-        raise Refusal(str(error)) from None
+        raise Refusal(str(error), param=param) from None
+
+
+def engine_refusal(error: ValueError) -> Refusal:
+    """Returns what the engine finds wrong with a request; it begins with a name, mostly that of the field."""
+    word = str(error).partition(":")[0].partition(" ")[0]
+    return Refusal(str(error), param=word if word in TEXT or word in CHAT else None)
 
 
 def wanted(body: bytes, *, chat: bool) -> Wanted:
@@ -275,6 +349,8 @@ def wanted(body: bytes, *, chat: bool) -> Wanted:
     if chat:
         logprobs = fields.get("top_logprobs", 0) if logprobs else None
     options = {name: fields[name] for name in ENGINE if fields.get(name) is not None}
+    if fields.get("min_tokens"):
+        options["min_new_tokens"] = fields["min_tokens"]
     form = fields.get("response_format") or fields.get("structured_outputs")
     if fields.get("response_format") and fields.get("structured_outputs"):
         raise Refusal("structured_outputs: given with response_format; keep one", param="structured_outputs")
@@ -287,6 +363,6 @@ def wanted(body: bytes, *, chat: bool) -> Wanted:
             "top_logprobs": logprobs or 0, "prompt_logprobs": echo and logprobs is not None,
         },
         fields.get("n", 1), fields.get("seed"), tokens, tokens_field, fields.get("stream", False),
-        fields.get("stream_options", False), echo, logprobs,
+        fields.get("stream_options", False), echo, logprobs, fields.get("add_generation_prompt", True),
         fields.get("return_depth_used", False), fields.get("return_token_ids", False),
     )  # fmt: skip

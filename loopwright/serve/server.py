@@ -14,7 +14,7 @@ import uvicorn
 
 from loopwright.serve.app import Service, make_app
 from loopwright.serve.connection import Connection
-from loopwright.serve.guard import Guard, is_loopback
+from loopwright.serve.guard import OWN, Guard, Hosts
 from loopwright.serve.limits import Limits
 from loopwright.serve.log import AccessLog, LineWriter, LogLines
 from loopwright.serve.models import ServedModel
@@ -73,14 +73,14 @@ def make_server(
     *,
     limits: Limits,
     key: str | None = None,
-    local: bool = True,
+    hosts: Hosts = OWN,
     cors: Sequence[str] = (),
     drain_seconds: int = 30,
     access_log: bool = True,
     site: Site | None = None,
 ) -> Server:
     """Returns a server of models that hands errors and, with `access_log`, one record per request to `write`."""
-    service = Service(models, Guard(limits, key, local), limits)
+    service = Service(models, Guard(limits, key, hosts), limits)
 
     def record(entry: dict[str, Any]) -> None:
         route = next((route for route in ROUTES if entry["path"].startswith(route)), "other")
@@ -98,6 +98,7 @@ def run(
     *,
     limits: Limits,
     key: str | None = None,
+    allowed_hosts: Sequence[str] = (),
     cors: Sequence[str] = (),
     drain_seconds: int = 30,
     access_log: bool = True,
@@ -108,8 +109,9 @@ def run(
     The log goes to stdout; without access lines its errors go to stderr.
     """
     lines = LineWriter(sys.stdout if access_log else sys.stderr)
+    hosts = Hosts(listening.getsockname()[0], tuple(allowed_hosts))
     server = make_server(
-        models, lines.write, limits=limits, key=key, local=is_loopback(listening.getsockname()[0]), cors=cors,
+        models, lines.write, limits=limits, key=key, hosts=hosts, cors=cors,
         drain_seconds=drain_seconds, access_log=access_log, site=site,
     )  # fmt: skip
     try:

@@ -32,11 +32,17 @@ TEXT: dict[str, Any] = {
     "seed": 3, "stop": ["w9"], "stop_token_ids": [7], "presence_penalty": 0.5, "frequency_penalty": 0.1, "repetition_penalty": 1.1,
     "logit_bias": {"5": 1.5}, "logprobs": 1, "echo": True, "depth": 2, "step_tokens": 0, "return_depth_used": True,
     "return_token_ids": True, "state_seed": 5, "ignore_eos": True, "user": "me",
+    "min_tokens": 1, "skip_special_tokens": False, "best_of": 1, "store": False, "metadata": {"a": "b"}, "service_tier": "auto",
 }  # fmt: skip
 CHAT: dict[str, Any] = {
-    "messages": [{"role": "system", "content": "the"}, {"role": "user", "content": [{"type": "text", "text": "cat"}]}],
+    "messages": [
+        {"role": "system", "content": "the"},
+        {"role": "assistant", "content": None, "tool_calls": None, "refusal": None},
+        {"role": "user", "content": [{"type": "text", "text": "cat"}]},
+    ],
     "max_completion_tokens": 2, "stream": True, "stream_options": {"include_usage": True}, "logprobs": True, "top_logprobs": 2,
     "exit": {"kind": "change", "threshold": 0.5}, "exit_keys": "copy", "depth": 3, "response_format": {"type": "text"},
+    "tools": [], "tool_choice": "none", "modalities": ["text"], "add_generation_prompt": True, "parallel_tool_calls": True,
 }  # fmt: skip
 DRAFT: dict[str, Any] = {"prompt": [[2, 3], [4]], "max_tokens": 3, "depth": 3, "draft_depth": 1, "draft_tokens": 2, "exit": None}
 TOKENIZE: dict[str, Any] = {"prompt": "the cat", "add_special_tokens": False, "model": "t"}

@@ -14,7 +14,7 @@ from loopwright.engine.scheduler import Scheduler
 from loopwright.engine.trail import mean_read
 from loopwright.generate.constraint import ConstrainedVocabulary
 from loopwright.generate.exit_rules import ExitRule, build_exit, mean_state
-from loopwright.generate.sampling import Draw, GrammarEnd, HashedDraws, Sampling, TokenCounts, sample
+from loopwright.generate.sampling import GrammarEnd, HashedDraws, Sampling, TokenCounts, sample
 from tests.cases import noisy
 from tests.generate.tiny import letter_tokenizer
 
@@ -92,6 +92,8 @@ def alone(model: lw.LoopedForCausalLM, wish: RequestOptions) -> list[int]:
         given["logits_processor"] = [draws]
         given["stopping_criteria"] = [] if wish.constraint is None else [GrammarEnd(draws)]
     ends = sorted(wish.ends) or None
+    if ends and wish.min_new_tokens:
+        given["min_new_tokens"] = wish.min_new_tokens
     made = model.generate(
         ids, attention_mask=torch.ones_like(ids), max_new_tokens=wish.max_new_tokens, do_sample=False, eos_token_id=ends,
         pad_token_id=0, **given,
@@ -116,7 +118,7 @@ def recomputed(model: lw.LoopedForCausalLM, wish: RequestOptions) -> tuple[list[
         if rule.mixes:  # what is read out is the mean of the states so far
             logits = model.read_out(mean_state(model, out.states[: t + 1]), p)
         seen = TokenCounts(torch.tensor(wish.prompt), model.config.vocab_size).after(text[len(wish.prompt) :])
-        text.append(int(sample(logits[:, -1], [Draw(wish.sampling, wish.seed, len(text))], [seen], [grammar])))
+        text.append(int(sample(logits[:, -1], [wish.draw(len(text) - len(wish.prompt))], [seen], [grammar])))
         depths.append(t + 1)
         if grammar is not None:
             grammar.take(text[-1:])

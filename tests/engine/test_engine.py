@@ -41,6 +41,17 @@ def test_results_are_those_of_generate() -> None:
         assert result.depths == [depth] * len(result.tokens)
 
 
+def test_control_words_in_the_text_of_an_answer() -> None:
+    model = noisy("huginn-tiny")
+    always: dict[str, Any] = {"logit_bias": {0: 1e6}, "max_new_tokens": 3}  # <unk>, which is a control word, as <end> is
+    with Engine(model, WORDS, max_rows=3, max_tokens=80) as engine:
+        options: list[dict[str, Any]] = [{}, {"skip_special_tokens": False}]
+        options.append(options[1] | {"logit_bias": {1: 1e6}})
+        silent, said, ended = (engine.submit([2], **always | one).result() for one in options)
+        (kept,) = engine.generate(["the"], ignore_eos=True, skip_special_tokens=False, logit_bias={1: 1e6}, max_new_tokens=2)
+    assert (silent.text, said.text, ended.text, kept.text) == ("", "<unk> <unk> <unk>", "", "<end> <end>")
+
+
 def test_a_request_streams_and_draws_by_its_seed() -> None:
     model = make("huginn-tiny")
     with Engine(model, max_rows=2, max_tokens=64) as engine:
@@ -135,6 +146,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"depth": 7}, "depth: 7 is beyond max_steps=6"),
     ({"max_new_tokens": 0}, "max_new_tokens must be a whole number >= 1"),
     ({"prompt": [1] * 100}, "request: 103 tokens at depth 4 take 412 core cells and the pool has 320"),
+    ({"min_new_tokens": 5}, "min_new_tokens must be a whole number from 0 to max_new_tokens=4 \\(got 5\\)"),
+    ({"min_new_tokens": 1, "constrain": {"choice": ["a"]}}, "min_new_tokens: given with constrain"),
     ({"temperature": math.nan}, "temperature: nan; allowed"),
     ({"logit_bias": {200: 1.0}}, "logit_bias: token 200"),
     ({"seed": 2**64}, "seed must be a whole number"),

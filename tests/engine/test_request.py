@@ -56,6 +56,14 @@ def test_stop_strings_end_and_are_cut_off() -> None:
     assert (result.text, result.tokens, result.finish_reason) == ("a", [1, 2, 3], "stop")
 
 
+def test_stop_strings_are_looked_for_behind_the_least_tokens() -> None:
+    request = Request(RequestOptions((1,), 1, 9, stop=("ab",), min_new_tokens=3), lambda ids: "".join(chr(96 + i) for i in ids))
+    for token in (1, 2, 1, 2, 1, 2):  # the first is whole before the third token, and the second begins there
+        if not request.done:
+            request.push(token, 1)
+    assert (request.text, len(request.tokens), request.finish_reason) == ("abab", 6, "stop")
+
+
 @settings(max_examples=40)
 @given(
     st.text(st.sampled_from("ab é漢."), max_size=12),

@@ -42,6 +42,22 @@ def test_requests_are_what_they_are_alone(name: str, changes: dict[str, Any], la
     assert all(len(cells.free) <= 1 for cells in scheduler.pool.cells.values())
 
 
+@pytest.mark.long
+def test_an_answer_of_so_many_tokens_ends_later() -> None:
+    model, draw = make("huginn-tiny"), random.Random(1)
+    half = frozenset(range(0, 96, 2))  # ends: an answer without a least length rarely has three tokens
+    wishes = [replace(random_wish(model, draw), ends=half, max_new_tokens=8) for _ in range(6)]
+    wishes = [
+        replace(wish if i % 2 else uneven(model, wish, draw), min_new_tokens=draw.randint(0, 8)) for i, wish in enumerate(wishes)
+    ]
+    answers = [answer(model, wish) for wish in wishes]
+    requests, cancelled = serve(Scheduler(model, rows=3, tokens=120, chunk=4), wishes, draw)
+    assert check(model, requests, cancelled, answers) == 0
+    assert all(len(tokens) >= wish.min_new_tokens for wish, (tokens, _) in zip(wishes, answers, strict=True))
+    short = [answer(model, replace(wish, min_new_tokens=0))[0] for wish in wishes]
+    assert sum(len(a) < len(b) for a, (b, _) in zip(short, answers, strict=True)) >= 3
+
+
 def plain(prompt: int, depth: int, new: int, **options: Any) -> RequestOptions:
     return RequestOptions(tuple(range(2, 2 + prompt)), depth, new, **options)
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from loopwright.engine.engine import Engine
+from loopwright.engine.request import Request, RequestOptions
 from loopwright.engine.scheduler import Scheduler
 from loopwright.engine.scores import ranked, score
 from loopwright.generate.depths import next_token_by_depth
@@ -74,3 +75,21 @@ def test_a_token_that_leaves_early_has_as_many_steps_as_it_took() -> None:
         ).result()
     assert result.step_tokens is not None and [len(steps) for steps in result.step_tokens] == result.depths
     assert len(set(result.depths)) > 1
+
+
+@torch.no_grad()
+def test_a_prompt_is_scored_in_chunks_beside_the_others() -> None:
+    model = make("huginn-tiny")
+    scheduler = Scheduler(model, rows=2, tokens=200, chunk=8)
+    scored = Request(RequestOptions(tuple(range(2, 52)), 2, 1, prompt_logprobs=True, logprobs=True, top_logprobs=3))
+    other = Request(RequestOptions((3, 4), 2, 30))
+    scheduler.add(other)
+    scheduler.tick()
+    scheduler.add(scored)
+    ticks = 0
+    while not scored.done:
+        before, steps = len(scored.prompt_scores), scheduler.ran.row_steps
+        scheduler.tick()
+        ticks += 1
+        assert len(scored.prompt_scores) - before <= 8 and scheduler.ran.row_steps == steps + 1
+    assert ticks == 7 and len(scored.prompt_scores) == 49

@@ -152,6 +152,8 @@ def test_choices(name):
             f"hira, low-rank, sinusoidal; {OF_YOUR_OWN}",
         ),
         ({"end_norm": "per-step"}, "max_steps is missing; needed by parts with one row of parameters per step: end_norm"),
+        ({"attn_implementation": "owner/name"}, "attn_implementation is 'owner/name'; allowed: eager, sdpa"),
+        ({"experts_implementation": "sonicmoe"}, "experts_implementation is 'sonicmoe'; allowed: eager, grouped_mm, batched_mm"),
         ({"max_steps": 4}, "max_steps is 4, but nothing here holds one row per step"),
         ({"end_norm": "per-step", "max_steps": 2}, "depth (4) is beyond max_steps (2)"),
         (

@@ -110,6 +110,50 @@ def test_limits_are_named_before_any_work(server: Live, body: dict[str, Any], st
     assert server.model.engine.ran.admitted == ran and server.model.engine.open_requests == 0
 
 
+def test_fields_that_clients_send_and_that_change_nothing(server: Live) -> None:
+    unread = {"store": False, "metadata": {}, "service_tier": "auto", "safety_identifier": "a", "prompt_cache_key": "b"}
+    none = {"tools": [], "tool_choice": "none", "parallel_tool_calls": False, "stream_options": None}
+    plain = server.ask()
+    assert server.ask(**unread, **none, best_of=1)["choices"] == plain["choices"]
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "the cat"}]
+    ask = {"messages": messages, "temperature": 0, "max_tokens": 4, "modalities": ["text"], **unread, **none}
+    said = server.client.post("/v1/chat/completions", json=ask).json()["choices"][0]["message"]
+    nothing = dict.fromkeys(("refusal", "annotations", "audio", "function_call", "tool_calls"))
+    messages += [said | nothing, {"role": "user", "content": "a dog"}, {"role": "assistant", "content": None}]
+    assert server.client.post("/v1/chat/completions", json=ask).status_code == 200
+    refused = server.client.post("/v1/chat/completions", json=ask | {"tools": [{"type": "function"}]})
+    error = refused.json()["error"]
+    assert refused.status_code == 400 and error["param"] == "tools" and error["message"].endswith("no tools here, so leave it out")
+    for body, param in (({"exit": {"kind": "change", "treshold": 1}}, "exit"), ({"draft_depth": 9}, "draft_depth")):
+        assert server.post(**body).json()["error"]["param"] == param
+    assert server.post(prompt="a", logit_bias={"95000": 1}).json()["error"]["param"] == "logit_bias"
+
+
+def test_the_opening_of_an_answer_is_left_out(server: Live) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(WORDS, "chat_template", "{{ messages[0].content }}{{ ' then' if add_generation_prompt else '' }}")
+        body: dict[str, Any] = {"messages": [{"role": "user", "content": "the cat"}]}
+        for opening, tokens in (({}, 3), ({"add_generation_prompt": True}, 3), ({"add_generation_prompt": False}, 2)):
+            assert server.client.post("/v1/tokenize", json=body | opening).json()["count"] == tokens
+            answer = server.client.post("/v1/chat/completions", json=body | opening | {"max_tokens": 1}).json()
+            assert answer["usage"]["prompt_tokens"] == tokens
+
+
+def test_the_least_tokens_and_control_words(server: Live) -> None:
+    end = {"logit_bias": {"1": 100}}  # <end> is what the model would say
+    assert server.ask(**end)["usage"]["completion_tokens"] == 1
+    for stream in (False, True):
+        body = end | {"min_tokens": 3, "skip_special_tokens": False, "stream": stream}
+        text = server.post(**body).text
+        pieces = [chunk["choices"][0] for chunk in events(text)] if stream else json.loads(text)["choices"]
+        plain = server.ask(min_tokens=3, **end)
+        assert plain["usage"]["completion_tokens"] == 4 and plain["choices"][0]["finish_reason"] == "stop"
+        assert "".join(piece["text"] for piece in pieces) == plain["choices"][0]["text"]  # the word that ended it is no text
+    kept = server.ask(skip_special_tokens=False, ignore_eos=True, max_tokens=2, **end)
+    assert kept["choices"][0]["text"] == "<end> <end>"
+    assert server.post(min_tokens=6).json()["error"]["message"].startswith("min_tokens: 6 is more than the 5 of max_tokens")
+
+
 def test_a_full_queue_is_429_with_retry_after(server: Live) -> None:
     with hold_engines():  # none of the six may end before the seventh comes
         requests = [server.model.engine.submit([2], max_new_tokens=120, ignore_eos=True) for _ in range(6)]
@@ -126,6 +170,11 @@ def test_a_full_queue_is_429_with_retry_after(server: Live) -> None:
 def test_the_smaller_routes(server: Live) -> None:
     client = server.client
     assert client.get("/health").json() == {"status": "ok", "models": ["tiny"]}
+    for path in ("/health", "/v1/models", "/v1/models/tiny", "/metrics"):  # a page that lets its own name point here
+        said = client.get(path, headers={"host": "evil.example"})
+        assert "tiny" not in said.text and said.status_code == (200 if path == "/health" else 403)
+    said = client.post("/v1/completions", json={"model": "x", "prompt": [2]}, headers={"host": "evil.example"})
+    assert said.status_code == 403 and "tiny" not in said.text
     (card,) = client.get("/v1/models").json()["data"]
     assert card == client.get("/v1/models/tiny").json() and card["depths"]["max"] == 16
     assert client.get("/v1/models/none").status_code == 404
@@ -151,11 +200,26 @@ def test_several_models_keys_and_origins() -> None:
         for path in ("/v1/models", "/metrics"):
             assert server.client.get(path, headers={"authorization": "Bearer no"}).status_code == 401
             assert server.client.get(path).status_code == 200
-        assert server.client.get("/health", headers={"authorization": ""}).status_code == 200
-        pages = server.client.options(
-            "/v1/completions", headers={"origin": "https://app.example", "access-control-request-method": "POST"}
-        )
-        assert pages.headers["access-control-allow-origin"] == "https://app.example"
+        assert server.client.get("/health", headers={"authorization": ""}).json() == {"status": "ok"}
+        assert server.client.get("/health").json()["models"] == ["a", "b"]
+
+
+def test_the_preflight_of_openais_client_passes() -> None:
+    sent = "authorization,content-type,x-stainless-arch,x-stainless-lang,x-stainless-os,x-stainless-package-version"
+    sent += ",x-stainless-retry-count,x-stainless-runtime,x-stainless-runtime-version,x-stainless-timeout,openai-organization"
+    asked = {"access-control-request-method": "POST", "access-control-request-headers": sent}
+    asked["access-control-request-private-network"] = "true"
+    with live(cors=("https://app.example",)) as server:
+        told = server.client.options("/v1/completions", headers=asked | {"origin": "https://app.example"})
+        assert told.status_code == 200 and told.headers["access-control-allow-origin"] == "https://app.example"
+        assert told.headers["access-control-allow-headers"] == sent
+        assert told.headers["access-control-allow-private-network"] == "true"
+        answer = server.client.get("/v1/models", headers={"origin": "https://app.example"})
+        assert "retry-after" in answer.headers["access-control-expose-headers"]
+        for origin in ("https://evil.example", "null", "https://app.example.evil"):
+            assert server.client.options("/v1/completions", headers=asked | {"origin": origin}).status_code == 400
+            headers = server.client.get("/v1/models", headers={"origin": origin}).headers
+            assert "access-control-allow-origin" not in headers
 
 
 def test_a_prompt_without_tokens_is_refused() -> None:

@@ -80,6 +80,35 @@ def test_a_client_that_sends_all_before_it_reads_sees_why_it_was_refused(
     assert server.client.get("/health").status_code == 200
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("version", ["1.1", "1.0"])
+def test_a_client_that_sends_no_more_gets_its_answer(
+    server: Live, monkeypatch: pytest.MonkeyPatch, stream: bool, version: str
+) -> None:
+    monkeypatch.setattr(Connection, "pulse", 0.01)
+    ended, end = threading.Event(), Connection.eof_received
+    monkeypatch.setattr(Connection, "eof_received", lambda self: (end(self), ended.set())[0])
+    sent = asked(stream=stream).replace(b"HTTP/1.1", f"HTTP/{version}".encode())
+    with dial(server) as connection:
+        with hold_engines() as held:  # the answer is not there when the end of what is sent is seen
+            connection.sendall(sent)
+            assert held.wait(60)
+            connection.shutdown(socket.SHUT_WR)
+            assert ended.wait(60)
+            time.sleep(0.05)  # some pulses
+        said = answer(connection)  # to the end: the server closes
+    if not stream and version == "1.1":
+        while said.startswith(b"HTTP/1.1 100 Continue\r\n\r\n"):
+            said = said.removeprefix(b"HTTP/1.1 100 Continue\r\n\r\n")
+    head, _, body = said.partition(b"\r\n\r\n")
+    assert b" 200 " in head.splitlines()[0]
+    if stream:
+        assert b"data: [DONE]" in body and b'"finish_reason": "length"' in body
+    else:
+        assert json.loads(body)["choices"][0]["finish_reason"] == "length"
+    assert server.last_record().get("gone") is None
+
+
 def test_a_client_that_goes_frees_its_row(server: Live) -> None:
     for stream in (True, False):
         with hold_engines() as held:  # its answer may not end before it has gone

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from loopwright.serve.guard import Guard, is_loopback
+from loopwright.serve.guard import Guard, Hosts, is_loopback
 from loopwright.serve.limits import Limits, Refusal
 
 JSON = {"content-type": "application/json; charset=utf-8"}
@@ -25,17 +25,42 @@ def test_a_wrong_key_is_refused(header: str) -> None:
 
 
 def test_the_right_key_is_taken_under_any_host() -> None:
-    Guard(Limits(), "secret-key", local=True).check_caller({"authorization": "bearer secret-key", "host": "example.org"})
+    Guard(Limits(), "secret-key").check_caller({"authorization": "bearer secret-key", "host": "example.org"})
 
 
-def test_without_a_key_loopback_answers_to_its_own_names() -> None:
-    guard = Guard(Limits(), local=True)
-    for host in ("localhost:8000", "127.0.0.1", "[::1]:8000", "LOCALHOST"):
+FOREIGN = (
+    "evil.example:8000",
+    "",
+    "127.0.0.1.evil.example",
+    "localhost.evil.example",
+    "[::2]",
+    "10.0.0.7",
+    "null",
+    "localhost@evil",
+)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "known"),
+    [
+        (Hosts(), ()),
+        (Hosts("10.0.0.7"), ("10.0.0.7",)),
+        (Hosts("0.0.0.0"), ("[::2]", "10.0.0.7")),
+        (Hosts("::"), ("[::2]", "10.0.0.7")),
+        (Hosts("10.0.0.7", ("GPU-box", "evil.example")), ("10.0.0.7", "evil.example:8000")),
+    ],
+)
+def test_without_a_key_a_server_answers_to_its_own_names(hosts: Hosts, known: tuple[str, ...]) -> None:
+    guard = Guard(Limits(), hosts=hosts)
+    for host in ("localhost:8000", "127.0.0.1", "[::1]:8000", "LOCALHOST", "localhost.", *known):
         guard.check_caller({"host": host})
-    for host in ("evil.example:8000", "", "127.0.0.1.evil.example", "[::2]"):
-        with pytest.raises(Refusal, match="is not this machine"):
-            guard.check_caller({"host": host})
-    Guard(Limits(), local=False).check_caller({"host": "gpu-box:8000"})
+        assert guard.trusts({"host": host})
+    for host in FOREIGN:
+        if host not in known:
+            with pytest.raises(Refusal, match="is no name of this server"):
+                guard.check_caller({"host": host})
+            assert not guard.trusts({"host": host})
+    assert ("GPU-box" in hosts.given) == Guard(Limits(), hosts=hosts).trusts({"host": "gpu-BOX:80"})
     assert is_loopback("::1") and is_loopback("127.9.9.9") and not is_loopback("0.0.0.0")
 
 

@@ -15,7 +15,13 @@ from loopwright.serve.schema import CHAT, TEXT, TOKENIZE, read_fields, wanted
 
 BAD_TEXT: list[tuple[dict[str, Any], str]] = [
     ({"deph": 3}, "body: unknown 'deph'; did you mean 'depth'?"),
-    ({"tools": []}, "body: unknown 'tools'"),
+    ({"tools": [{"type": "function"}]}, "tools: .*; there are no tools here, so leave it out"),
+    ({"best_of": 2}, "best_of: 2; allowed: 1"),
+    ({"store": "yes"}, "store: 'yes'; allowed: true or false"),
+    ({"metadata": ["a"]}, "metadata: .*; allowed: a mapping"),
+    ({"modalities": ["text"]}, "body: unknown 'modalities'"),
+    ({"min_tokens": -1}, "min_tokens: -1; allowed: a whole number of at least 0"),
+    ({"add_generation_prompt": False}, "body: unknown 'add_generation_prompt'"),
     ({"prompt": None}, "prompt: missing"),
     ({"prompt": []}, "prompt: \\[\\]; allowed: text, a list of token ids"),
     ({"prompt": [1, "a"]}, "prompt: .*; allowed"),
@@ -51,7 +57,18 @@ BAD_CHAT: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{"role": "cat", "content": "x"}]}, "messages\\[0\\].role: 'cat'; allowed: system"),
     ({"messages": [{"role": "user", "content": 5}]}, "messages\\[0\\].content: 5; allowed: text"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages\\[0\\].content: "),
-    ({"messages": [{"role": "user", "content": "x", "tool_calls": []}]}, "messages\\[0\\]: unknown 'tool_calls'"),
+    ({"messages": [{"role": "user", "content": None}]}, "messages\\[0\\].content: None; allowed: text"),
+    ({"messages": [{"role": "user", "content": "x", "tools": 1}]}, "messages\\[0\\]: unknown 'tools'"),
+    ({"messages": [{"role": "assistant", "tool_calls": [{"id": "a"}]}]}, "messages\\[0\\].tool_calls: .*; there are no tools here"),
+    (
+        {"messages": [{"role": "tool", "content": "x", "tool_call_id": "a"}]},
+        "messages\\[0\\].role: 'tool'; there are no tools here",
+    ),
+    ({"tool_choice": "required"}, "tool_choice: 'required'; there are no tools here"),
+    ({"tool_choice": {"type": "function"}}, "tool_choice: .*; there are no tools here"),
+    ({"functions": [{"name": "a"}]}, "functions: .*; there are no tools here"),
+    ({"modalities": ["text", "audio"]}, "modalities: .*; allowed: \\['text'\\]"),
+    ({"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation: True; allowed: False"),
     ({"max_tokens": 3, "max_completion_tokens": 3}, "max_completion_tokens: given with max_tokens"),
     ({"top_logprobs": 2}, "top_logprobs: given without logprobs"),
     ({"echo": True}, "body: unknown 'echo'"),
@@ -79,6 +96,62 @@ def test_what_is_wrong_with_text_is_said_in_one_line(body: dict[str, Any], messa
 def test_what_is_wrong_with_chat_is_said_in_one_line(body: dict[str, Any], message: str) -> None:
     with pytest.raises(Refusal, match=f"^{message}"):
         wanted(json.dumps({"messages": [{"role": "user", "content": "a"}]} | body).encode(), chat=True)
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"deph": 3}, "deph"),
+        ({"depth": 0}, "depth"),
+        ({"tools": [1]}, "tools"),
+        ({"exit": "chang:1"}, "exit"),
+        ({"stream": True, "stream_options": {"x": 1}}, "stream_options"),
+        ({"messages": [{"role": "user", "content": "a", "x": 1}]}, "messages"),
+        ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
+        ({"x" * 999: 1}, "x" * 100),
+    ],
+    ids=lambda value: value[:20] if isinstance(value, str) else "",
+)
+def test_the_field_that_is_refused_is_named(body: dict[str, Any], param: str) -> None:
+    with pytest.raises(Refusal) as refused:
+        wanted(json.dumps({"messages": [{"role": "user", "content": "a"}]} | body).encode(), chat=True)
+    assert refused.value.body()["error"]["param"] == param
+
+
+UNREAD: dict[str, Any] = {
+    "store": True, "metadata": {"a": "b"}, "service_tier": "auto", "safety_identifier": "a", "prompt_cache_key": "b", "user": "c",
+    "best_of": 1, "tools": [], "functions": [], "tool_choice": "none", "function_call": "auto", "parallel_tool_calls": True,
+    "stream": True, "stream_options": {"include_obfuscation": False},
+}  # fmt: skip
+
+
+def test_fields_that_cannot_change_a_token_are_taken() -> None:
+    for chat, main in ((False, {"prompt": "a"}), (True, {"messages": [{"role": "user", "content": "a"}], "modalities": ["text"]})):
+        body = {name: value for name, value in (UNREAD | main).items() if not (chat and name == "best_of")}
+        plain = {name: value for name, value in main.items() if name != "modalities"} | {"stream": True}
+        assert wanted(json.dumps(body).encode(), chat=chat) == wanted(json.dumps(plain).encode(), chat=chat)
+
+
+def test_an_answer_comes_back_as_a_client_keeps_it() -> None:
+    """As `model_dump()` of OpenAI's client has it, null wherever there was nothing."""
+    nothing = dict.fromkeys(("refusal", "annotations", "audio", "function_call", "tool_calls", "reasoning"))
+    user = {"role": "user", "content": "a", "name": None}
+    sent = [
+        user,
+        {"role": "assistant", "content": "b"} | nothing,
+        {"role": "assistant", "content": None, "tool_calls": []} | nothing,
+    ]
+    asked = wanted(json.dumps({"messages": [*sent, user], "seed": None, "no_such": None}).encode(), chat=True)
+    plain = {"role": "user", "content": "a"}
+    assert asked.messages == [plain, {"role": "assistant", "content": "b"}, {"role": "assistant", "content": ""}, plain]
+
+
+def test_the_fields_of_other_servers() -> None:
+    asked = wanted(b'{"prompt": "a", "min_tokens": 3, "skip_special_tokens": false}', chat=False)
+    assert asked.options["min_new_tokens"] == 3 and asked.options["skip_special_tokens"] is False
+    body = {"messages": [{"role": "user", "content": "a"}]}
+    assert wanted(json.dumps(body).encode(), chat=True).opening
+    assert not wanted(json.dumps(body | {"add_generation_prompt": False}).encode(), chat=True).opening
 
 
 def test_null_is_left_out_and_the_rest_goes_to_the_engine() -> None:

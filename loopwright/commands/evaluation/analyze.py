@@ -28,8 +28,9 @@ from loopwright.commands.device import find_device, find_dtype
 from loopwright.commands.loading import open_model, open_tokenizer, system_text
 from loopwright.commands.results import how_made, need_writable
 from loopwright.commands.wait import tell_wait
+from loopwright.confined import token_ids
 from loopwright.data.build import build_data
-from loopwright.generate.stream import check_seeded, token_ids
+from loopwright.generate.stream import check_seeded
 from loopwright.metrics.score import IGNORED
 from loopwright.model.cost.room import free_bytes
 from loopwright.model.looped import LoopedForCausalLM

@@ -12,14 +12,15 @@ from typing import Any, Protocol
 import torch
 
 from loopwright.commands.device import find_device, find_dtype
-from loopwright.commands.loading import open_model, open_tokenizer
+from loopwright.commands.loading import open_model, open_tokenizer, probed
 from loopwright.commands.wait import tell_wait
+from loopwright.confined import token_ids
 from loopwright.engine.engine import Engine
 from loopwright.exits import one_line
 from loopwright.generate.exit_rules import parse_exit
 from loopwright.generate.generation_config import new_tokens
 from loopwright.generate.sampling import Sampling
-from loopwright.generate.stream import Statistics, TextPieces, checked_seed, encode_chat, token_ids
+from loopwright.generate.stream import Statistics, TextPieces, checked_seed, encode_chat
 from loopwright.interrupt import second_ends_at_once
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.settings import suggest
@@ -210,6 +211,7 @@ def chat(
     opened.config.check_depth(depth)
     rule = None if exit is None else parse_exit(exit)
     words = open_tokenizer(opened, tokenizer)
+    probed(source, words).close()
     model = open_model(opened, kind, where)
     if state_seed is not None:
         checked_seed(model, state_seed)

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from loopwright.commands.console import console
 from loopwright.commands.device import find_device, find_dtype
-from loopwright.commands.loading import open_model, open_tokenizer
+from loopwright.commands.loading import open_model, open_tokenizer, probed
 from loopwright.commands.wait import tell_wait
 from loopwright.engine.stream import stream_uneven
 from loopwright.generate.constraint import ConstrainedVocabulary, parse_constraint
@@ -53,6 +53,8 @@ def generate(
     rule = None if exit is None else parse_exit(exit)
     form = None if constrain is None else parse_constraint(constrain)
     words = open_tokenizer(opened, tokenizer)
+    if chat:
+        probed(source, words).close()
     if form is not None:
         vocabulary = ConstrainedVocabulary(words, opened.config.vocab_size)
         vocabulary.constraint(form)

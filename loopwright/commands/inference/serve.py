@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 from transformers import GenerationConfig
 
 from loopwright.commands.device import find_device, find_dtype
-from loopwright.commands.loading import open_model, open_tokenizer
+from loopwright.commands.loading import open_model, open_tokenizer, probed
 from loopwright.convert.load import generation_config_of
 from loopwright.exits import one_line
 from loopwright.generate.generation_config import check_offered, with_tokens_of
@@ -40,6 +41,7 @@ def serve(
     max_body: int = 2**20,
     cors_origin: Sequence[str] = (),
     generation_config: str = "auto",
+    allowed_host: Sequence[str] = (),
     drain_seconds: int = 30,
     device: str = "cpu",
     dtype: str = "float32",
@@ -63,6 +65,8 @@ def serve(
     where, kind = find_device(device), find_dtype(dtype)
     named = name_sources(sources)
     key = _key(api_key_env)
+    _check_origins(cors_origin)
+    _check_hosts(allowed_host)
     limits = Limits(max_body, max_new_tokens, max_choices, max_depth, max_queue)
     opened = {name: Source(source) for name, source in named.items()}
     for source in opened.values():
@@ -75,18 +79,23 @@ def serve(
         stack.callback(listening.close)
         for name, source in opened.items():
             words = open_tokenizer(source, tokenizer)
+            apart = probed(name, words)
+            stack.callback(apart.close)
             model = open_model(source, kind, where)
             if generation_config != "auto":
                 model.generation_config = with_tokens_of(model.generation_config, configs[name])
             stack.enter_context(fitting_threads(model))
-            models[name] = ServedModel(name, model, words, limits=limits, max_rows=max_rows, max_tokens=max_tokens, depth=depth)
+            models[name] = ServedModel(
+                name, model, words, limits=limits, max_rows=max_rows, max_tokens=max_tokens, depth=depth, words=apart
+            )
             stack.callback(models[name].engine.close)
         say(_welcome(models, listening.getsockname()[:2], api_key_env))
         if on_listening is not None:
             on_listening(_url(listening.getsockname()[:2]))
         run(
             models, listening,
-            limits=limits, key=key, cors=cors_origin, drain_seconds=drain_seconds, access_log=access_log, site=EXPLORER,
+            limits=limits, key=key, cors=cors_origin, allowed_hosts=(host, *allowed_host), drain_seconds=drain_seconds,
+            access_log=access_log, site=EXPLORER,
         )  # fmt: skip
         say("loopwright: stopped; every request that was begun is answered")
 
@@ -126,6 +135,22 @@ def _key(variable: str | None) -> str | None:
         state = "is not set" if not key else f"holds fewer than {SHORTEST_KEY} characters"
         raise ValueError(f"api-key-env: the variable {variable} {state}; put the key into it")
     return key
+
+
+ORIGINS = {"*": "would let every web page ask", "null": "is what every sandboxed page calls itself"}
+
+
+def _check_origins(origins: Sequence[str]) -> None:
+    for origin in origins:
+        if not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/?#*\s]+", origin):
+            wrong = ORIGINS.get(origin, "is no origin")
+            raise ValueError(f"cors-origin: {origin!r} {wrong}; name the page's own, as in https://its.origin (no path)")
+
+
+def _check_hosts(hosts: Sequence[str]) -> None:
+    for host in hosts:
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9.-]*|[0-9A-Fa-f:]+", host):
+            raise ValueError(f"allowed-host: {host!r}; give a name or an address, as in gpu-box.example (no port)")
 
 
 def _url(address: tuple[str, int]) -> str:

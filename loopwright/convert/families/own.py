@@ -15,11 +15,14 @@ def same_names(config: LoopedConfig, ours: Collection[str]) -> dict[str, Names]:
     return {name: name for name in ours}
 
 
+# the dtype is the caller's choice; a trainer asks the hub for the tokenizer of the name that a file gives its model
+_LEFT = ("dtype", "torch_dtype", "name_or_path", "_name_or_path", "_commit_hash")
+
+
 def read_own(fields: Fields) -> dict[str, Any]:
-    """Returns the fields that say something as they are: LoopedConfig itself refuses what it does not know. The dtype is the
-    caller's choice."""
+    """Returns the fields that say something as they are: LoopedConfig itself refuses what it does not know."""
     fields.admit(*fields.values)
-    return {name: value for name, value in fields.values.items() if value is not None and name not in ("dtype", "torch_dtype")}
+    return {name: value for name, value in fields.values.items() if value is not None and name not in _LEFT}
 
 
 def write_own(config: LoopedConfig) -> dict[str, Any]:

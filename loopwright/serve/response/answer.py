@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -15,10 +16,11 @@ from loopwright.generate.constraint import Constraint, ConstraintError
 from loopwright.serve.limits import Refusal
 from loopwright.serve.models import ServedModel
 from loopwright.serve.response.pieces import TextPieces
-from loopwright.serve.schema import Wanted
+from loopwright.serve.schema import Wanted, engine_refusal
 from loopwright.untrusted import first_line
 
 SEED_RANGE = 2**63
+SHAPED = 512  # words of scores that are told in one turn of the event loop: each may have to be decoded
 
 
 class Bell:
@@ -68,7 +70,7 @@ class Silence:
 
 
 class Delta(NamedTuple):
-    """What is new of an answer. `prompt` are the prompt's tokens, where they are to be echoed and come first, text included."""
+    """What is new of an answer. `prompt` are tokens of the prompt, where it is echoed: they come first, with their own text."""
 
     text: str
     tokens: list[int]
@@ -77,7 +79,7 @@ class Delta(NamedTuple):
     step_tokens: list[list[Ranked]]
     finish_reason: str | None
     prompt: list[int] | None = None
-    prompt_scores: list[TokenScore] | None = None
+    prompt_scores: list[TokenScore | None] | None = None  # the first token of all has none
 
 
 class Answer:
@@ -85,36 +87,48 @@ class Answer:
 
     def __init__(self, request: Request, index: int, model: ServedModel, wanted: Wanted) -> None:
         self.request, self.index, self.wanted = request, index, wanted
-        self._sent, self._echo = 0, wanted.echo
+        self._sent, self._echoed = 0, 0
         self._before = list(request.wish.prompt) if wanted.echo else []
-        self._decode = model.decode
+        decode = model.decode if wanted.options.get("skip_special_tokens", True) else request.decode
+        assert decode is not None  # a served engine has a tokenizer
+        self._decode = decode
         self._pieces = TextPieces(self._decode, request.wish.stop, before=len(self._before))
         self.ended = False
 
-    def take(self, *, ending: bool = True) -> Delta | None:
-        """Returns what came since the last call, None where there is nothing; raises where the request failed.
+    def take(self, most: int = sys.maxsize, *, ending: bool = True) -> Delta | None:
+        """Returns what came since the last call, of at most so many tokens; None where there is nothing; raises where it failed.
 
         Without `ending`, what came with the end stays for a later call.
         """
         fresh = self.request.since(self._sent)
-        if self.ended or not (fresh.tokens or fresh.done) or (fresh.done and not ending):
+        if self.ended or not (fresh.tokens or fresh.done):
             return None
         reason = self._reason() if fresh.done else None
-        self._sent += len(fresh.tokens)
-        text, prompt, prompt_scores = "", None, None
-        if self._echo:
-            self._echo = False
-            text = self._decode(self._before)
-            prompt, prompt_scores = self._before, list(self.request.prompt_scores)
+        if self._echoed < len(self._before):
+            return self._echo(most)
+        last = fresh.done and len(fresh.tokens) <= most
+        if last and not ending:
+            return None
         if self.wanted.max_tokens == 0:  # the engine drew one token, which nobody asked for
-            self.ended = fresh.done
-            return Delta(text, [], [], [], [], "length" if fresh.done else None, prompt, prompt_scores)
+            self.ended = last
+            return Delta("", [], [], [], [], "length") if last else None
+        self._sent += min(len(fresh.tokens), most)
         tokens = self._before + self.request.tokens[: self._sent]
-        text += self._pieces.more(tokens)
-        if fresh.done:
+        text = self._pieces.more(tokens)
+        if last:
             text += self._pieces.end(self._whole(tokens))
             self.ended = True
-        return Delta(text, fresh.tokens, fresh.depths, fresh.scores, fresh.step_tokens, reason, prompt, prompt_scores)
+        part = fresh.tokens[:most], fresh.depths[:most], fresh.scores[:most], fresh.step_tokens[:most]
+        return Delta(text, *part, reason if last else None)
+
+    def _echo(self, most: int) -> Delta:
+        """Returns the next tokens of the prompt, the first with the text of all."""
+        first, end = self._echoed, min(self._echoed + most, len(self._before))
+        scores: list[TokenScore | None] | None = None
+        if self.request.wish.prompt_logprobs:
+            scores = [self.request.prompt_scores[place - 1] if place else None for place in range(first, end)]
+        self._echoed = end
+        return Delta("" if first else self._decode(self._before), [], [], [], [], None, self._before[first:end], scores)
 
     def _whole(self, tokens: list[int]) -> str:
         """Returns the text of the answer, cut where a stop string cut it; after an echoed prompt, as it reads there."""
@@ -162,6 +176,9 @@ class Job:
 
         self.answers: list[Answer] = []
         lengths = [model.new_tokens(wanted, prompt) for prompt in prompts]  # every refusal comes before any work
+        told = sum(lengths) + (sum(map(len, prompts)) if wanted.echo else 0)
+        model.limits.check_told(told * wanted.n, wanted.told, "step_tokens" if wanted.logprobs is None else "logprobs")
+        self._turn = max(1, SHAPED // wanted.told) if wanted.told else sys.maxsize
         try:
             for prompt, length in zip(prompts, lengths, strict=True):
                 for choice in range(wanted.n):
@@ -177,7 +194,7 @@ class Job:
                     self.answers.append(Answer(request, len(self.answers), model, wanted))
         except ValueError as error:
             self.cancel()
-            raise Refusal(str(error)) from None
+            raise engine_refusal(error) from None
         except RuntimeError as error:  # closed
             self.cancel()
             raise Refusal(first_line(error), status=503, code="shutting_down", headers={"retry-after": "10"}) from None
@@ -212,11 +229,21 @@ class Job:
             self.model.took(time.perf_counter() - self.begun)
 
     def take(self, into: list[tuple[Answer, Delta]], *, ending: bool = True) -> None:
-        """Adds what is new of each answer, up to one that failed: that raises. Without `ending`, what came with an end stays."""
+        """Adds what is new of each answer, up to one that failed: that raises. Without `ending`, what came with an end stays.
+
+        Of much that is scored, a part is added in each turn of the event loop, which goes on with the others in between.
+        """
+        room = self._turn
         for answer in self.answers:
-            delta = answer.take(ending=ending)
-            if delta is not None:
+            while room > 0 and (delta := answer.take(room, ending=ending)) is not None:
                 into.append((answer, delta))
+                room -= len(delta.tokens) + len(delta.prompt or ())
+                if delta.prompt is None:  # after an echo comes the answer
+                    break
+        if room <= 0:
+            asyncio.get_running_loop().call_soon(self.on_news)
+        elif not ending and any(answer.request.done and not answer.ended for answer in self.answers):
+            self.changed.set()
         if into and self._silence is not None:
             self._silence.heard()
 

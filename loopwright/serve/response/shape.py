@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from json.encoder import encode_basestring as quoted
 from typing import Any
 
@@ -14,6 +15,7 @@ from loopwright.engine.scores import Ranked, TokenScore
 from loopwright.serve.response.answer import Answer, Delta, Job
 
 JSON = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
+PIECES = 4096  # of JSON, numbers or words, that are written in one turn of the event loop
 
 
 def event(data: Any) -> bytes:
@@ -25,7 +27,7 @@ class Shape:
     """Writes one response: its id, its name for the model, and the form that its request asked for."""
 
     def __init__(self, job: Job) -> None:
-        self.job, self.wanted, self.tokenizer = job, job.wanted, job.model.tokenizer
+        self.job, self.wanted, self._word = job, job.wanted, job.model.word
         self.id = f"{'chatcmpl' if self.wanted.chat else 'cmpl'}-{uuid.uuid4().hex}"
         self.created = int(time.time())
         self._around: tuple[bytes, bytes] | None = None  # what stands before and after the choice of an event
@@ -33,6 +35,7 @@ class Shape:
         self._tells_more = self.wanted.logprobs is not None or any(extras)
         self._opened: set[int] = set()  # choices whose role was told
         self._offsets: dict[int, int] = {}  # characters of each choice so far
+        self._kept: dict[int, dict[str, Any]] = {}  # of the whole response, by choice
 
     def events(self, fresh: Iterable[tuple[Answer, Delta]]) -> bytes:
         """Returns what is new of some answers as it is sent."""
@@ -70,17 +73,20 @@ class Shape:
         """Returns the event that tells the usage of the whole stream."""
         return self._frame("chunk") | {"choices": [], "usage": self.job.usage}
 
-    def whole(self, parts: list[list[Delta]]) -> dict[str, Any]:
-        """Returns the response of a request without a stream, from the deltas of each answer."""
+    def keep(self, answer: Answer, delta: Delta) -> None:
+        """Adds what is new of an answer to the whole response."""
+        kept = self._kept.setdefault(answer.index, {"text": []})
+        _extend(kept, {"text": [delta.text]} | self._scores(answer.index, delta) | self._extras(delta))
+        kept["finish_reason"] = delta.finish_reason
+
+    def whole(self) -> dict[str, Any]:
+        """Returns the response of a request without a stream, from all that was kept."""
         choices = []
-        for index, deltas in enumerate(parts):
-            delta = _joined(deltas)
-            choice: dict[str, Any] = {"index": index}
-            if self.wanted.chat:
-                choice["message"] = {"role": "assistant", "content": delta.text}
-            else:
-                choice["text"] = delta.text
-            choices.append(choice | self._scores(index, delta) | self._extras(delta) | {"finish_reason": delta.finish_reason})
+        for index, kept in sorted(self._kept.items()):
+            text = "".join(kept.pop("text"))
+            said = {"message": {"role": "assistant", "content": text}} if self.wanted.chat else {"text": text}
+            reason = {"finish_reason": kept.pop("finish_reason")}
+            choices.append({"index": index} | said | kept | reason)
         return self._frame("whole") | {"choices": choices, "usage": self.job.usage}
 
     def _frame(self, kind: str) -> dict[str, Any]:
@@ -109,8 +115,8 @@ class Shape:
             content = [self._entry(token, score.logprob) | {"top_logprobs": self._listed(score.top)} for token, score in rows]
             return {"logprobs": {"content": content}}
         tokens, scores = list(delta.tokens), list[TokenScore | None](delta.scores)
-        if delta.prompt is not None:  # nothing stands before the first token of a prompt, so it has no score
-            tokens, scores = delta.prompt + tokens, [None, *(delta.prompt_scores or []), *scores]
+        if delta.prompt is not None and delta.prompt_scores is not None:
+            tokens, scores = delta.prompt + tokens, delta.prompt_scores + scores
         words = [self._word(token) for token in tokens]
         offsets = []
         for word in words:
@@ -142,22 +148,26 @@ class Shape:
         # the bytes of half a letter are not to be had from its text
         return {"token": word, "id": token, "logprob": _finite(logprob), "bytes": None if "�" in word else list(word.encode())}
 
-    def _word(self, token: int) -> str:
-        return self.tokenizer.decode([token])
+
+async def written(data: Any) -> bytes:
+    """Returns JSON, written in pieces between which the event loop goes on with the others."""
+    pieces = []
+    for count, piece in enumerate(JSON.iterencode(data), start=1):
+        pieces.append(piece)
+        if count % PIECES == 0:
+            await asyncio.sleep(0)
+    return "".join(pieces).encode()
 
 
-def _joined(deltas: list[Delta]) -> Delta:
-    prompt = next((delta for delta in deltas if delta.prompt is not None), None)
-    return Delta(
-        "".join(delta.text for delta in deltas),
-        [token for delta in deltas for token in delta.tokens],
-        [depth for delta in deltas for depth in delta.depths],
-        [score for delta in deltas for score in delta.scores],
-        [steps for delta in deltas for steps in delta.step_tokens],
-        deltas[-1].finish_reason,
-        None if prompt is None else prompt.prompt,
-        None if prompt is None else prompt.prompt_scores,
-    )
+def _extend(kept: dict[str, Any], told: Mapping[str, Any]) -> None:
+    """Puts lists behind those that are kept, at every level."""
+    for name, value in told.items():
+        if isinstance(value, Mapping):
+            _extend(kept.setdefault(name, {}), value)
+        elif isinstance(value, list):
+            kept.setdefault(name, []).extend(value)
+        else:
+            kept[name] = value
 
 
 def _finite(value: float) -> float | None:

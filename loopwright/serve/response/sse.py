@@ -65,15 +65,23 @@ class EventStream:
             async with watched(self.job, receive):
                 await send({"type": "http.response.start", "status": 200, "headers": headers})
                 self._direct, self.job.on_news = connection, self.push
+                self._stream(connection, True)
                 async for body in events(self.job, self.shape):
                     self._direct = None  # nothing may pass what waits for a slow reader
                     await send({"type": "http.response.body", "body": body, "more_body": True})
                     self._direct = connection
                 self._direct = None
+                self._stream(connection, False)
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
             self._direct = None
+            self._stream(connection, False)
             self.on_end()
+
+    @staticmethod
+    def _stream(connection: Connection | None, streams: bool) -> None:
+        if connection is not None:
+            connection.streams = streams
 
     def push(self) -> None:
         """Writes what is new at once, where the connection takes it. To wake the task, and to send by ASGI, costs more than that.

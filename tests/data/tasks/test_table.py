@@ -10,11 +10,11 @@ import pytest
 import torch
 
 import loopwright as lw
+from loopwright.confined import token_ids
 from loopwright.data.batch import IGNORED
 from loopwright.data.build import build_data
 from loopwright.data.tasks.addition import Addition
 from loopwright.data.tasks.table import EOS, PAD, Alphabet, Rows, Table, stack
-from loopwright.generate.stream import token_ids
 
 LETTERS = Alphabet(["a", "b", "c", PAD, EOS])
 

@@ -15,6 +15,8 @@ import pytest
 from loopwright.serve.limits import Limits, Refusal
 from loopwright.serve.models import ServedModel
 from loopwright.serve.response.answer import Bell, Delta, Job, Silence, _seed
+from loopwright.serve.response.shape import Shape, written
+from loopwright.serve.response.sse import events
 from loopwright.serve.schema import wanted
 from tests.engine.mix import make
 from tests.generate.tiny import letter_tokenizer
@@ -73,7 +75,7 @@ def test_answers_are_those_of_the_engine(model: ServedModel) -> None:
 def test_echo_comes_first_and_no_tokens_means_none(model: ServedModel) -> None:
     job, (parts,) = run(model, max_tokens=0, echo=True, logprobs=1)
     assert "".join(delta.text for delta in parts) == "the cat" and parts[0].prompt == [2, 4]
-    assert len(parts[0].prompt_scores or []) == 1 and job.usage["completion_tokens"] == 0
+    assert [score is None for score in parts[0].prompt_scores or []] == [True, False] and job.usage["completion_tokens"] == 0
     plain = model.engine.submit([2, 4], max_new_tokens=4).result()
     stop = (plain.text or "").split()[2]
     _, (parts,) = run(model, echo=True, stop=stop)
@@ -219,3 +221,78 @@ def test_a_client_that_went_is_not_told_that_its_request_was_cancelled(model: Se
         return job
 
     assert asyncio.run(work()).gone
+
+
+class Turns:
+    """Counts the turns of an event loop while it runs, and the words that were asked for in each."""
+
+    def __init__(self, model: ServedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.words, word = [0], model.word
+        monkeypatch.setattr(model, "word", lambda token: (self.count(), word(token))[1])
+
+    def count(self) -> None:
+        self.words[-1] += 1
+
+    async def turn(self) -> None:
+        while True:
+            await asyncio.sleep(0)
+            self.words.append(0)
+
+
+LONG = {"prompt": [[2, 4, 8] * 12, [5, 6] * 15], "echo": True, "logprobs": 4, "max_tokens": 6, "ignore_eos": True}
+
+
+async def answered(model: ServedModel, turns: Turns, **body: Any) -> dict[str, Any]:
+    """Returns what the server makes of a request, as it does it; the words of each turn are counted."""
+    asked = wanted(json.dumps({"temperature": 0, **LONG, **body}).encode(), chat=False)
+    assert until(lambda: not model.engine._scheduler.busy)
+    model.engine._scheduler.prefixes.forget()  # what is copied may differ by rounding from what is run
+    job = Job(model, asked, model.prompt_ids(asked), Bell(asyncio.get_running_loop()))
+    shape, counting = Shape(job), asyncio.create_task(turns.turn())
+    async for fresh in job.news(60):
+        for answer, delta in fresh:
+            shape.keep(answer, delta)
+    counting.cancel()
+    return json.loads(await written(shape.whole()))
+
+
+@pytest.mark.parametrize("body", [{}, {"n": 2}, {"max_tokens": 0}, {"echo": False}, {"step_tokens": 3, "depth": 2, "prompt": [2]}])
+def test_what_is_scored_is_told_in_parts(body: dict[str, Any], model: ServedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between two parts the event loop has a turn for the others; together they are what one part would be."""
+    turns = Turns(model, monkeypatch)
+    whole = asyncio.run(answered(model, turns, **body))
+    monkeypatch.setattr("loopwright.serve.response.answer.SHAPED", 20)
+    monkeypatch.setattr("loopwright.serve.response.shape.PIECES", 10)
+    most, turns.words = max(turns.words), [0]
+    parts = asyncio.run(answered(model, turns, **body))
+    assert parts["choices"] == whole["choices"] and parts["usage"] == whole["usage"]
+    # at most four tokens in a turn, each with its own word and those of four likeliest; the words of steps are twelve a token
+    assert max(turns.words) <= 44 < most
+
+
+def test_a_stream_of_parts_is_the_whole(model: ServedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("loopwright.serve.response.answer.SHAPED", 20)
+
+    async def streamed() -> list[dict[str, Any]]:
+        asked = wanted(json.dumps({"temperature": 0, **LONG, "stream": True}).encode(), chat=False)
+        job = Job(model, asked, model.prompt_ids(asked), Bell(asyncio.get_running_loop()))
+        sent = b"".join([one async for one in events(job, Shape(job))]).decode()
+        return [json.loads(line[6:])["choices"][0] for line in sent.split("\n\n") if line.startswith("data: {")]
+
+    chunks = asyncio.run(streamed())
+    whole = asyncio.run(answered(model, Turns(model, monkeypatch)))["choices"]
+    for index in range(2):
+        own = [chunk for chunk in chunks if chunk["index"] == index]
+        assert "".join(chunk["text"] for chunk in own) == whole[index]["text"]
+        for name, values in whole[index]["logprobs"].items():
+            assert [value for chunk in own for value in chunk["logprobs"][name]] == values
+        assert [chunk["finish_reason"] for chunk in own if chunk["finish_reason"]] == ["length"] and len(own) > 9
+
+
+def test_an_answer_of_too_many_words_is_refused_before_any_work(model: ServedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("loopwright.serve.limits.MOST_TOLD", 700)
+    run(model, **LONG | {"prompt": [[2] * 58] * 2})  # (58 + 6) × 2 × 5 = 640
+    for field, body in (("logprobs", {"n": 2}), ("step_tokens", {"step_tokens": 20, "depth": 4, "logprobs": None})):
+        with pytest.raises(Refusal, match=rf"^{field}: \d+ tokens of prompts and answers with \d+ words each are more than 700;"):
+            run(model, **LONG | body)
+    assert model.engine.open_requests == 0

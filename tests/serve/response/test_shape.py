@@ -21,7 +21,7 @@ from tests.serve.response.test_pieces import BYTES
 
 def shape_of(*, chat: bool = False, tokenizer: Any = WORDS, **body: Any) -> Shape:
     first = {"messages": [{"role": "user", "content": "a"}]} if chat else {"prompt": "a"}
-    model = SimpleNamespace(name="m", tokenizer=tokenizer)
+    model = SimpleNamespace(name="m", word=lambda token: tokenizer.decode([token]))
     asked = wanted(json.dumps(first | body).encode(), chat=chat)
     return Shape(SimpleNamespace(wanted=asked, model=model, usage={"total_tokens": 7}))  # type: ignore[arg-type]
 
@@ -65,7 +65,7 @@ def test_an_event_is_written_as_its_whole_dict_would_be(text: str, name: str, ch
 
 def test_scores_of_text_go_on_where_the_last_chunk_ended() -> None:
     shape = shape_of(logprobs=1, echo=True)
-    echoed = delta("the cat sat", [8], prompt=[2, 4], prompt_scores=[TokenScore(-2.0, ((5, -0.1),))])
+    echoed = delta("the cat sat", [8], prompt=[2, 4], prompt_scores=[None, TokenScore(-2.0, ((5, -0.1),))])
     first = shape.choice(answer(), echoed)["logprobs"]
     assert first["tokens"] == ["the", "cat", "sat"] and first["token_logprobs"] == [None, -2.0, -1.0]
     assert first["top_logprobs"] == [None, {"dog": -0.1, "cat": -2.0}, {"a": -0.5, "sat": -1.0}]
@@ -84,7 +84,9 @@ def test_chunks_of_a_chat_open_once_and_end_with_usage() -> None:
 
 def test_a_whole_answer_is_its_deltas_joined() -> None:
     shape = shape_of(return_token_ids=True, return_depth_used=True)
-    choice = shape.whole([[delta("the", [2]), delta(" cat", [4], reason="stop")]])["choices"][0]
+    for part in (delta("the", [2]), delta(" cat", [4], reason="stop")):
+        shape.keep(answer(), part)
+    choice = shape.whole()["choices"][0]
     assert choice == {
         "index": 0, "text": "the cat", "logprobs": None, "token_ids": [2, 4], "depth_used": [2, 2], "finish_reason": "stop"
     }  # fmt: skip

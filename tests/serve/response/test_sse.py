@@ -52,7 +52,7 @@ def test_silence_is_filled_with_comments(model: ServedModel) -> None:
         job = job_of(model, max_tokens=1)
         job.answers[0].request.result()
         answer = job.answers[0]
-        take, answer.take = answer.take, lambda **_: None  # type: ignore[method-assign]
+        take, answer.take = answer.take, lambda *_, **__: None  # type: ignore[method-assign]
         stream = events(job, Shape(job), patience=0.01)
         first = await anext(stream)
         answer.take = take  # type: ignore[method-assign]
