@@ -19,6 +19,7 @@ from loopwright.generate.exit_rules import EXITS, build_exit
 from loopwright.generate.sampling import Sampling
 from tests.cases import noisy
 from tests.engine.mix import alone, answer, check, make, random_wish, serve
+from tests.engine.mix import uneven as uneven_wish
 from tests.generate.tiny import DENSE, letter_tokenizer
 
 SMALL = {"hidden_size": 16, "intermediate_size": 16, "prelude_layers": 1, "core_layers": 1, "coda_layers": 1}
@@ -48,7 +49,8 @@ def test_an_answer_of_so_many_tokens_ends_later() -> None:
     half = frozenset(range(0, 96, 2))  # ends: an answer without a least length rarely has three tokens
     wishes = [replace(random_wish(model, draw), ends=half, max_new_tokens=8) for _ in range(6)]
     wishes = [
-        replace(wish if i % 2 else uneven(model, wish, draw), min_new_tokens=draw.randint(0, 8)) for i, wish in enumerate(wishes)
+        replace(wish if i % 2 else uneven_wish(model, wish, draw), min_new_tokens=draw.randint(0, 8))
+        for i, wish in enumerate(wishes)
     ]
     answers = [answer(model, wish) for wish in wishes]
     requests, cancelled = serve(Scheduler(model, rows=3, tokens=120, chunk=4), wishes, draw)
