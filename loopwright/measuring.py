@@ -182,6 +182,11 @@ class Opened:
                 raise ValueError(f"checkpoint: {checkpoint} belongs to a run, and {self.name} holds none (no recipe.yaml)")
             self._named = Source(self._named.given, checkpoint=checkpoint)
 
+    def need_folder(self) -> None:
+        """Raises where what is named is no folder, and would be looked for on the hub for nothing."""
+        if self._named is not None and not self._named.path.exists():
+            raise FileNotFoundError(f"evaluate: {self.name}: there is no such folder; allowed: the folder of a run")
+
     @cached_property
     def model(self) -> LoopedForCausalLM:
         """The model."""
@@ -330,14 +335,15 @@ class Evaluation(Plotted, Shown):
 
 def by_depth(opened: Opened, asked: Asked, hooks: Hooks) -> Evaluation | ExitEvaluation:
     """Measures texts, or rows of data: by depth, by exit rules, or from several starts."""
-    if asked.state_seeds is not None:
-        check_seeded(opened.config, "state_seeds", asked.state_seeds)
-    length = passage_length(opened.config.max_position_embeddings, asked.context)
     if asked.text is None and asked.data is None and opened.recipe is None:
+        opened.need_folder()
         raise ValueError(
             f"evaluate: {opened.name} holds no run (no recipe.yaml) with data of its own; give data= (--data RECIPE: rows with "
             "answers) or text= (--text: files of running text)"
         )
+    if asked.state_seeds is not None:
+        check_seeded(opened.config, "state_seeds", asked.state_seeds)
+    length = passage_length(opened.config.max_position_embeddings, asked.context)
     words = None if asked.text is None else Tokenizer(opened.words() if asked.tokenizer is None else tokenizer_of(asked.tokenizer))
     model = opened.model
     causality = need_likelihood(model, opened.name, marked=asked.marked)

@@ -65,7 +65,7 @@ def test_the_list_of_verbs(capsys: pytest.CaptureFixture[str]) -> None:
         (["retrofit", "nothere", "out"], "retrofit: 'nothere' is no folder; allowed: the folder of a model or a run"),
         (["evaluate", "nothere"], "evaluate: 'nothere' is no folder; allowed: the folder of a model or a run, or a hub id"),
         (["evaluate", "runs/nosuch"], "evaluate: runs/nosuch: there is no such folder; allowed: the folder of a run"),
-        (["evaluate", "tests"], "evaluate: tests holds no run (no recipe.yaml); a model needs --data RECIPE"),
+        (["evaluate", "tests"], "evaluate: tests holds no run (no recipe.yaml) with data of its own; give data= (--data RECIPE"),
         (["inspect", "~nosuchuser/x"], "~nosuchuser/x: there is no such folder (~ names a user"),
         (["train", "~nosuchuser/x"], "~nosuchuser/x: there is no such folder (~ names a user"),
         (["inspect", "huginn-tiny", "dtype=rotary"], "dtype is 'rotary'; allowed: float32"),
