@@ -119,8 +119,8 @@ def own_folder(folder: str | Path, processes: Processes, *, resume: bool) -> Abs
     if resume and not run.recipe.is_file():
         raise ValueError(f"resume: {run.path} holds no run (no recipe.yaml); leave --resume out to start one")
     if not resume and processes.main:
-        run.check_out("train")
         run.check_free()  # and once more when it is held: another start may come first
+        run.check_out("train")
     return run.locked() if processes.main else nullcontext(run)
 
 
