@@ -289,8 +289,8 @@ class Backbone(PreTrainedModel):
         reentrant = isinstance(run, partial) and run.keywords.get("use_reentrant") is not False  # torch's default
         if reentrant and torch.is_grad_enabled() and any(adapter.shares_work for adapter in self.adapters):
             raise ValueError(
-                "gradient checkpointing: use_reentrant is not False, and layers share what the controller makes of a state, of which it "
-                "would need a second backward pass; take False, with peft prepare_model_for_kbit_training(model, "
+                "gradient checkpointing: use_reentrant is not False, and layers share what the controller makes of a state, of "
+                "which it would need a second backward pass; take False, with peft prepare_model_for_kbit_training(model, "
                 'gradient_checkpointing_kwargs={"use_reentrant": False})'
             )
         return run(block, *args)
