@@ -68,6 +68,12 @@ def token_ids(tokenizer: Any, prompt: str, *, special: bool = True) -> list[int]
         ) from None
 
 
+def _bounded(ids: list[int], text: str) -> list[int]:
+    if len(ids) > FREE + GROWTH * len(text):
+        raise LimitError(f"it makes {len(ids):,} tokens of {len(text):,} characters")
+    return ids
+
+
 class Words:
     """What a tokenizer makes of texts and of messages, in this process."""
 
@@ -76,7 +82,7 @@ class Words:
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         """Returns the token ids of a text."""
-        return token_ids(self.tokenizer, text, special=special)
+        return _bounded(token_ids(self.tokenizer, text, special=special), text)
 
     def chat(self, messages: list[dict[str, str]], *, opening: bool = True) -> list[int]:
         """Returns the ids of a conversation with, or without, the opening of the answer, by the tokenizer's own template."""
@@ -85,7 +91,7 @@ class Words:
                 text = self.tokenizer.apply_chat_template(messages, add_generation_prompt=opening, tokenize=False)
                 if len(text) > max(TEXT, GROWTH * sum(len(message["content"]) for message in messages)):
                     raise LimitError(f"it writes {len(text):,} characters")
-                return list(self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+                return _bounded(list(self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]), text)
         except (LimitError, MemoryError):
             raise
         except Exception as error:  # a template is a program of the folder: it raises what it likes
@@ -260,10 +266,7 @@ class Confined:
 
         tokenizer = Tokenizer.from_file(file)
         for text in PROBES:
-            ids = tokenizer.encode(text).ids
-            if len(ids) > FREE + GROWTH * len(text):
-                raise LimitError(f"it makes {len(ids):,} tokens of {len(text)} characters")
-            tokenizer.decode(ids)
+            tokenizer.decode(_bounded(tokenizer.encode(text).ids, text))
 
     def keep(self, pickled: str) -> None:
         """Takes the tokenizer that later requests are about, and imports what these need, which takes a second."""

@@ -75,7 +75,9 @@ def test_apart_is_here(apart: ConfinedWords) -> None:
 @pytest.mark.parametrize(
     ("parts", "reason"),
     [
-        ({"pre_tokenizer": EXPLODING}, "the tokenizer's library gave up (Onig: Regex search error"),
+        pytest.param(
+            {"pre_tokenizer": EXPLODING}, "the tokenizer's library gave up (Onig: Regex search error", marks=pytest.mark.long
+        ),
         ({"decoder": grown(7, decoders)}, "its decoder makes a text 128 times as long; allowed: 64 times"),
         ({"decoder": decoders.Replace(Regex("(a+)+$"), "")}, "its decoder searches by a pattern (Regex); allowed: by a text"),
         ({"padding": PADDING}, "it makes 1,000,000 tokens of 11 characters"),
@@ -113,6 +115,16 @@ def test_a_panic_is_an_error_that_can_be_caught() -> None:
     with pytest.raises(LimitError, match="the tokenizer's library gave up"):
         token_ids(words, "a" * 40 + "b")
     assert token_ids(words, "b") == [0]
+
+
+def test_a_text_that_grows_without_bound_is_stopped() -> None:
+    words = byte_tokenizer()
+    words.backend_tokenizer.normalizer = grown(14)
+    with pytest.raises(LimitError, match="it makes 16,384 tokens of 1 characters"):
+        Words(words).encode("a")
+    words.chat_template = "a"
+    with pytest.raises(LimitError, match="it makes 16,384 tokens of 1 characters"):
+        Words(words).chat(ASKED)
 
 
 def stopped(template: str, monkeypatch: pytest.MonkeyPatch) -> str:
