@@ -10,7 +10,6 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from loopwright.model.bounds import MOST
 from loopwright.settings import merge, suggest
 from loopwright.values import is_whole
 
@@ -175,9 +174,15 @@ def _tiny(fields: Mapping[str, Any]) -> dict[str, Any]:
     return _scaled(merge(fields, small), {})
 
 
+def _is_width(value: Any) -> bool:
+    from loopwright.model.bounds import MOST
+
+    return is_whole(value, 1, MOST["hidden_size"])
+
+
 def _scaled(fields: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """Returns fields in which what a system scales by √D follows the width, where it is not given."""
-    if not is_whole(fields["hidden_size"], 1, MOST["hidden_size"]):
+    if not _is_width(fields["hidden_size"]):
         return fields  # the config says what is wrong
     root, state = math.sqrt(fields["hidden_size"]), given.get("state")
     if "embedding_scale" in fields and "embedding_scale" not in given:
@@ -196,7 +201,7 @@ def _with_heads(fields: dict[str, Any], given: Mapping[str, Any], size: int) -> 
     for which a head is nearest to the preset's `size`."""
     width, heads = fields["hidden_size"], fields["num_attention_heads"]
     alone = not {"num_attention_heads", "num_key_value_heads", "head_dim"} & set(given)
-    if not alone or not is_whole(width, 1, MOST["hidden_size"]) or width % (2 * heads) == 0:
+    if not alone or not _is_width(width) or width % (2 * heads) == 0:
         return fields
     group = heads // fields.get("num_key_value_heads", heads)
     counts = [n for n in range(group, width // 2 + 1, group) if width % (2 * n) == 0]  # rotary positions turn pairs
