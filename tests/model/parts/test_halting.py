@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from loopwright.model.config import LoopedConfig
 from loopwright.model.looped import LoopedForCausalLM
-from loopwright.model.parts.halting import HALTINGS, AdaptiveComputation, ExitGate
+from loopwright.model.parts.halting import HALTINGS, AdaptiveComputation, ExitGate, products_before
 from loopwright.settings import build_kind
 from tests.cases import gap, noisy
 
@@ -219,3 +219,21 @@ def test_the_halter_starts_alike_for_every_token_and_reads_the_state_after() -> 
     x = torch.nn.functional.silu(by_hand.second(torch.nn.functional.silu(by_hand.first(states[0]))))
     torch.testing.assert_close(model.halting.value(states[0]), torch.sigmoid(by_hand.last(x)))
     assert model.halting.value(states[0]).std() > 0
+
+
+def test_the_products_of_what_stands_before_are_those_of_cumprod():
+    x = torch.rand(3, 5, 4, generator=torch.Generator().manual_seed(0))
+    expected = torch.cat([torch.ones(3, 5, 1), x[..., :-1].cumprod(-1)], dim=-1)
+    assert torch.allclose(products_before(x), expected) and torch.equal(products_before(x[..., :1]), torch.ones(3, 5, 1))
+
+
+def test_the_weights_of_tensor2tensor_are_those_of_its_interpolation():
+    """From m = 0, each step's answer is u · s + (1 − u) · m, with different u from step to step."""
+    halt = torch.tensor([[[0.2, 0.3, 0.1, 0.9, 0.4], [0.05, 0.1, 0.15, 0.2, 0.25], [0.6, 0.7, 0.5, 0.5, 0.5]]])
+    u = torch.tensor([[[0.2, 0.3, 0.1, 0.4, 0.0], [0.05, 0.1, 0.15, 0.2, 0.25], [0.6, 0.4, 0.0, 0.0, 0.0]]])
+    states = torch.randn(5, 1, 3, generator=torch.Generator().manual_seed(0))
+    mean = torch.zeros(1, 3)
+    for t, s in enumerate(states):
+        mean = u[..., t] * s + (1 - u[..., t]) * mean
+    weights = noisy("universal-tiny").halting(halt)
+    assert torch.allclose((weights * states.permute(1, 2, 0)).sum(-1), mean, atol=1e-6)
