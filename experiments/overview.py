@@ -18,12 +18,13 @@ from experiments.asura.plan import WHOLE
 from experiments.ouroboros.plan import AT_DEPTH, AT_ONE, CORES, ONCE_EQUAL, ONCE_LONGER, looping
 from experiments.readme.retrofit import cores, wide
 from experiments.readme.rows import WORDS, when
-from experiments.readme.text import asura, asura_text, repeats, whole_text
+from experiments.readme.text import repeats, whole_text
 from experiments.readme.text import updates as updates_of
 from experiments.repeats.plan import FRESH, LONGER, STOPPED
 from experiments.seeds import Pooled, over_seeds, pooled
 from experiments.sft.wide import EQUAL as WIDE_EQUAL
 from experiments.sft.wide import LONGER as WIDE_LONGER
+from experiments.templates import asura
 from loopwright.plot.drawing import Axes, Drawing, figure
 from loopwright.plot.style import COLOURS, INK
 
@@ -65,10 +66,10 @@ class Line:
 def scratch(rival: str) -> Iterator[Line]:
     """Yields models trained from the start on text beside plain layers."""
     for name, label in (("ASURA", WHOLE), ("bare loop", asura.NAIVE)):
-        for size, found in zip(asura.sizes(), asura.against(label, rival), strict=True):
+        for size, found in zip(asura.sizes(), asura.both(label, rival), strict=True):
             yield Line.of(f"{name}, {size} size, one rate for all", found)
     if rival == asura.FLOPS:
-        yield Line.of("ASURA, middle size, all of the text", asura_text.at_better_rates())
+        yield Line.of("ASURA, middle size, all of the text", asura.at_better_rates())
     for name in LOOPS:
         yield Line.of(f"{name}, own rates, text read once", repeats.beside(name, rival, 1))
         yield Line.of(f"{name}, own rates, text read four times", repeats.beside(name, rival, 4))

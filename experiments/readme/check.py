@@ -30,7 +30,7 @@ from experiments.readme.retrofit import (
     wide,
 )
 from experiments.readme.tasks import distributions, halting, hops, learned, stars, swaps
-from experiments.readme.text import asura, asura_parts, asura_text, depths, repeats, test_time, updates, whole_text
+from experiments.readme.text import asura, depths, repeats, test_time, updates, whole_text
 from experiments.readme.text import corrected as many
 
 ROOT = Path(__file__).parents[2]
@@ -91,10 +91,10 @@ PLACES = (
     Place("docs/when-to-loop-text.md", "Text that runs out", test_time.claims),
     Place("docs/when-to-loop-text.md", "Text that runs out", depths.claims),
     Place("docs/when-to-loop-text.md", "In short", trained.loop_claims),
-    Place("docs/when-to-loop-text.md", "In short", asura_parts.loop_claims),
+    Place("docs/when-to-loop-text.md", "In short", asura.part_claims),
     Place("docs/when-to-loop-text.md", "Limits", depths.limit_claims),
     Place("docs/when-to-loop-text.md", "", asura.loop_claims),
-    Place("docs/when-to-loop-text.md", "", asura_text.loop_claims),
+    Place("docs/when-to-loop-text.md", "", asura.all_text_claims),
     Place("docs/longer.md", "", stars.longer_claims),
     Place("docs/halting.md", "", halting.claims),
     Place("docs/inside.md", "", untrained.claims),
@@ -117,13 +117,7 @@ PLACES = (
     Place("docs/ouroboros.md", "Cores of 1, 3 and 6 layers", cores.claims, cores.SETTINGS),
     Place("docs/ouroboros.md", "", cores.page_claims),
     Place("docs/training.md", "", rates_twice.training_claims),
-    Place("docs/asura.md", "", asura.claims),
-    Place("docs/asura.md", "", asura_parts.claims),
-    Place("docs/asura.md", "", asura_text.claims),
-    Place("docs/asura.md", "", whole_text.asura_claims),
-    Place("docs/asura.md", "", many.asura_claims),
     Place("docs/when-to-loop-text.md", "Text that runs out", many.text_claims),
-    Place("docs/asura.md", "", depths.asura_claims),
     Place("docs/when-to-loop-tasks.md", "", hops.claims),
     Place("docs/when-to-loop-tasks.md", "", swaps.claims),
     Place("docs/speed.md", "Measured", speed.claims, speed.SETTINGS),

@@ -12,7 +12,7 @@ from experiments.hops.reading import TRAINED, solved_hops
 from experiments.readme.retrofit import cores, language, thirds, wide
 from experiments.readme.rows import WORDS, line, of, sizes, when
 from experiments.readme.tasks import exits, hops, stars, swaps
-from experiments.readme.text import asura, asura_parts, depths, repeats, test_time, whole_text
+from experiments.readme.text import asura, depths, repeats, test_time, whole_text
 from experiments.repeats.plan import FLOPS, LONGER, PARAMETERS, STOPPED
 from experiments.seeds import over_seeds
 
@@ -73,7 +73,7 @@ def no_difference() -> bool:
 
 def text_rows() -> Iterator[str]:
     """Yields the rows on ASURA, trained on text from scratch."""
-    small, middle = asura.against(asura.WHOLE, asura.PARAMETERS)
+    small, middle = asura.both(asura.WHOLE, asura.PARAMETERS)
     cost = " and ".join(f"{each:.1f}" for each in asura.times(asura.WHOLE, asura.PARAMETERS, "flops"))
     cells = (
         "text, a budget of parameters",
@@ -82,7 +82,7 @@ def text_rows() -> Iterator[str]:
     )
     told = f"**ahead** by {sizes([small, middle])} (decided), for {cost} times the FLOPs"
     yield when({small.verdict, middle.verdict} == {"lower"}, line(*cells, told))
-    small, middle = asura.against(asura.WHOLE, asura.FLOPS)
+    small, middle = asura.both(asura.WHOLE, asura.FLOPS)
     cells = "text, a budget of FLOPs", "ASURA, the same runs", "plain layers, nearly equal FLOPs"
     told = f"**behind** by {sizes([small])} at the small size (decided), ahead by {sizes([middle])} at the middle size (undecided)"
     yield when((small.verdict, middle.verdict) == ("higher", "not resolved") and middle.difference < 0, line(*cells, told))
@@ -218,10 +218,10 @@ def what_to_do() -> Iterator[str]:
     beaten = (lead.verdict, more.verdict) == ("lower", "higher")
     yield when(beaten, f"**Text, and a budget of FLOPs: take plain layers.** {short} while there was text enough for them.")
     flops, _, huginn, _ = whole_text.verdicts()
-    longer = [*asura.against(asura.WHOLE, asura.FLOPS), flops, huginn]
+    longer = [*asura.both(asura.WHOLE, asura.FLOPS), flops, huginn]
     none = not any(each.verdict == "lower" for each in longer)
     yield when(none, "In longer runs neither ASURA nor a Huginn-like loop was ahead by a decided amount")
-    yield f"One variant of ASURA was, by {asura_parts.plain_lead()}; after a correction for all variants"
+    yield f"One variant of ASURA was, by {asura.plain_lead()}; after a correction for all variants"
     yield from few_parameters([each for each in overview.equal_parameters() if each.name.startswith("ASURA")])
     once = "**A pretrained model to cut and train again: run the kept layers once, and train longer.** At equal training FLOPs"
     yield when(every_retrofit_behind(), f"{once} every loop was behind on held-out text, where no text was read twice.")
@@ -251,7 +251,7 @@ def loop_alone() -> bool:
     """
     without = depths.less_plain(1, depths.calm()).verdict == "lower"
     dearer = repeats.stands("ASURA", LONGER, 1).verdict == "higher"
-    equal = any(each.verdict == "lower" for each in (*asura.against(asura.WHOLE, asura.FLOPS), whole_text.verdicts()[0]))
+    equal = any(each.verdict == "lower" for each in (*asura.both(asura.WHOLE, asura.FLOPS), whole_text.verdicts()[0]))
     return equal or not (without and dearer and depths.none_decided(depths.calm()))
 
 

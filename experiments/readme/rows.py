@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from experiments.seeds import Pooled
+from experiments.templates.words import WORDS
 
 RESULTS = Path(__file__).parents[1] / "results"
-WORDS = ("none", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 
 
 def rows_of(path: str) -> list[dict[str, Any]]:

@@ -5,22 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from experiments.readme.rows import WORDS, when
-from experiments.readme.text import asura, depths, repeats
+from experiments.readme.text import depths, repeats
 from experiments.repeats.plan import FRESH, LONGER, PARAMETERS, STOPPED
 from experiments.repeats.tables import LOOPED, RIVALS
 from experiments.seeds import Pooled, stay_decided
-
-CONTROLS = (asura.NAIVE, asura.FLOPS, asura.PARAMETERS)
-
-
-def asura_claims() -> Iterator[str]:
-    """Yields what docs/asura.md says of its controls."""
-    sizes = asura.sizes()
-    found = {(rival, size): each for rival in CONTROLS for size, each in zip(sizes, asura.against(asura.WHOLE, rival), strict=True)}
-    told = f"After a Bonferroni correction for the {WORDS[len(found)]} differences from the three controls"
-    yield when(
-        stay_decided(found) == [(asura.NAIVE, "middle")], f"{told} only that from the naive loop at the middle size stays decided"
-    )
 
 
 def text_claims() -> Iterator[str]:

@@ -233,19 +233,6 @@ def limit_claims() -> Iterator[str]:
     yield spent().replace(" on ", " in ")
 
 
-def asura_claims() -> Iterator[str]:
-    """Yields what docs/asura.md says of depth."""
-    found, plain = less(3, 1), less_plain(1)
-    yield when(none_decided() and none_decided(calm()), "no depth from 2 to 8 differs from depth 1 by a decided amount")
-    yield f"depth 3 is {-found.difference:.3f} ahead of it at 4e-3, {DECIDED[found.verdict]}"
-    at_small = less(3, 1, calm())
-    yield when(at_small.difference > 0, f"and {at_small.difference:.3f} behind it at 2e-3, {DECIDED[at_small.verdict]}")
-    yield f"{best_at(1)} seeds are best at depth 1"
-    small = less_plain(1, calm())
-    yield when(small.verdict == "lower", f"{without(3)} ahead of four plain layers at 2e-3, their rate (decided)")
-    yield f"{-plain.difference:.3f} ahead on {agree(plain)} seeds at 4e-3 ({DECIDED[plain.verdict]})"
-
-
 def coverage_claims() -> Iterator[str]:
     """Yields what docs/coverage.md says of the logarithm of the depth."""
     own, small = (list(slopes(runs).values()) for runs in (kept(), calm()))

@@ -286,6 +286,7 @@ def losses(runs: list[Result]) -> str:
     return " / ".join(f"{run['loss']['test']:.3f}" for run in runs) or "–"
 
 
+@cache
 def beside(label: str, rival: str, times: int, *, early: bool = False) -> Pooled | None:
     """Returns a looped arm against a plain one on the same text, each at its end or at its best validation; None where one was not
     run."""

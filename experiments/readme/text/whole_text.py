@@ -261,17 +261,17 @@ def page_claims() -> Iterator[str]:
     yield f"nor on all of the text read four times, where {limit} ({seeds()}, decided"
 
 
-def asura_claims() -> Iterator[str]:
-    """Yields what docs/asura.md says."""
-    flops, few, *_ = verdicts()
-    run, once = runs_of("ASURA")[0], kept()["ASURA", 1][0]
-    where = f"In runs of {run['tokens'] / once['tokens']:.0f} times these tokens (all of the text, read four times, the same rates"
-    both = f"{flops.difference:.3f} behind twelve plain layers and {-few.difference:.3f} ahead of four (both decided)"
-    yield f"{where}, {seeds()}) it is {both}"
-    yield f"it is behind twelve plain layers of nearly equal FLOPs and ahead of four ({seeds()}, decided)"
-    left = f"the steps not after a correction for {WORDS[len(WHOLE_PAIRS)]} pairs"
-    where = "**In longer runs its steps add something.** On all of the text, read four times, depth 1 is"
-    yield f"{where} {added()}, both decided; {left}), for {dearer('ASURA', ONCE)} times the FLOPs of depth 1. {rates_told()}"
+def longer() -> float:
+    """Returns how many times the tokens of a run on fresh text a run on all of the text has."""
+    return float(runs_of("ASURA")[0]["tokens"] / kept()["ASURA", 1][0]["tokens"])
+
+
+def rate(arm: str) -> float:
+    """Returns the rate of depth 1, which must be that chosen for depth 3, or of four plain layers, which must be their own."""
+    rates = {each: runs_of(each)[0]["rate"] for each in (ONCE, "ASURA", PARAMETERS)}
+    if not rates[ONCE] == rates["ASURA"] == 2 * rates[PARAMETERS]:
+        raise ValueError("whole text: the rates are not as the pages say")
+    return float(rates[arm])
 
 
 def limit() -> str:

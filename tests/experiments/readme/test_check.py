@@ -10,7 +10,6 @@ import pytest
 from experiments.readme.check import PLACES, ROOT, Place, claims_of, plain, problems, problems_in, problems_of, text_of
 from experiments.readme.retrofit import own_rates, rates_again
 from experiments.readme.rows import when
-from experiments.readme.text import asura_parts
 
 TEXTS = {place.page: (ROOT / place.page).read_text() for place in PLACES}
 
@@ -62,7 +61,6 @@ def test_the_results_are_those_of_the_rows() -> None:
         ("docs/when-to-loop-text.md", "0.128 (three of three seeds; +0.102", "0.128 (three of three seeds; −0.102"),
         ("docs/when-to-loop-text.md", "ahead by 0.044 (decided on `test` alone)", "ahead by 0.044 (decided)"),
         ("docs/when-to-loop-text.md", "0.26 with ASURA, 0.26 with four", "0.26 with ASURA, 0.36 with four"),
-        ("docs/asura.md", "it is 0.072 behind twelve", "it is 0.072 ahead of twelve"),
         ("docs/ouroboros.md", "at depth 8 by 0.02 to 0.03 (decided)", "at depth 8 by 0.02 to 0.03 (not decided)"),
         ("docs/ouroboros.md", "nats ahead of the running mean (not decided)", "nats behind the running mean (not decided)"),
         ("docs/when-to-loop-retrofit.md", "are 0.41 to 0.45 behind LoRA", "are 0.41 to 0.45 ahead of LoRA"),
@@ -80,33 +78,9 @@ def test_the_results_are_those_of_the_rows() -> None:
         ("docs/longer.md", "takes 1.052 times", "takes 1.025 times"),
         ("docs/ouroboros.md", "**86.7 %** (85.9", "**87.6 %** (85.9"),
         ("docs/ouroboros.md", "run once (three seeds, not decided)", "run once (three seeds, decided)"),
-        ("docs/asura.md", "behind four on three of three seeds, undecided", "behind four on three of three seeds, decided"),
         ("docs/when-to-loop-text.md", "ASURA is 0.025 behind twelve", "ASURA is 0.035 behind twelve"),
         ("README.md", "for six rows on one of two texts only", "for six rows on both texts"),
-        ("docs/asura.md", "(0.029 nats, three of three", "(0.009 nats, three of three"),
-        ("docs/asura.md", "| 4.708 ¹ | **−0.029** |", "| 4.708 ¹ | **+0.029** |"),
-        ("docs/asura.md", "| ASURA | 4.736 | – |", "| ASURA | 4.726 | – |"),
-        ("docs/asura.md", "| one norm for all steps | 4.736", "| one norm for every step | 4.736"),
-        ("docs/asura.md", "(0.92 and 0.94 of them; 2.0", "(0.92 and 0.94 of them; 2.1"),
-        ("docs/asura.md", "| 4.753 ¹ | **+0.017** |", "| 4.753 | **+0.017** |"),
-        ("docs/asura.md", "is 0.029 ahead of ASURA at the small", "is 0.029 behind ASURA at the small"),
-        ("docs/asura.md", "changes by −0.001 and −0.004 (undecided)", "changes by −0.001 and −0.004 (decided)"),
-        ("docs/asura.md", "+0.025 at 1e-3 with a warm-up of 200", "−0.025 at 1e-3 with a warm-up of 200"),
-        ("docs/asura.md", "undecided; on `ood` 0.021, decided)", "decided; on `ood` 0.021, decided)"),
-        ("docs/asura.md", "0.022 at the middle one (−0.025", "0.022 at the middle one (+0.025"),
-        ("docs/asura.md", "is 0.027 ahead at the middle size", "is 0.027 behind at the middle size"),
-        ("docs/asura.md", "small size (undecided; on `ood` +0.011", "small size (decided; on `ood` +0.011"),
-        ("docs/asura.md", "a gain of at most 0.002 from either", "a gain of at most 0.001 from either"),
-        ("docs/asura.md", "and 0.011 behind at the small one (undecided", "and 0.011 behind at the small one (decided"),
-        ("docs/asura.md", "the norms stay decided on `test` alone", "the norms stay decided on both texts"),
         ("docs/when-to-loop-text.md", "the middle size was 0.027 ahead", "the middle size was 0.022 ahead"),
-        ("docs/asura.md", "better than one each at the small size (decided;", "better than one each at the middle size (decided;"),
-        ("docs/asura.md", "one row lie up to 0.049 apart", "one row lie up to 0.019 apart"),
-        ("docs/asura.md", "the two are 0.002 apart (one seed)", "the two are 0.020 apart (one seed)"),
-        ("docs/asura.md", "came out up to 0.006 nats away", "came out up to 0.001 nats away"),
-        ("docs/asura.md", "two stay decided: the skip", "three stay decided: the skip"),
-        ("docs/asura.md", "by 0.053 at 2e-3 (0.046 to 0.060)", "by 0.053 at 2e-3 (−0.046 to 0.060)"),
-        ("docs/asura.md", "0.047 and 0.039; one seed", "0.047 and 0.039; three seeds"),
         ("docs/when-to-loop-text.md", "**behind** by 0.053 and 0.061 at 2e-3", "**ahead** by 0.053 and 0.061 at 2e-3"),
         ("README.md", "is 0.07 behind plain layers", "is 0.07 ahead of plain layers"),
         ("README.md", "at both sizes (0.02 and 0.04;", "at both sizes (0.02 and 0.05;"),
@@ -172,7 +146,6 @@ def test_the_results_are_those_of_the_rows() -> None:
         ),
         ("docs/when-to-loop-text.md", "0.446 behind the same layers with a third", "0.446 ahead of the same layers with a third"),
         ("docs/when-to-loop-text.md", "which is 0.010 with each doubling", "which is 0.003 with each doubling"),
-        ("docs/asura.md", "at 2e-3, their rate (decided)", "at 2e-3, their rate (undecided)"),
         ("docs/coverage.md", "a gain of more than 0.003 with each", "a gain of more than 0.030 with each"),
         ("docs/when-to-loop-tasks.md", "94.4 % at 24 swaps, at any depth", "95.4 % at 24 swaps, at any depth"),
         ("docs/when-to-loop-tasks.md", "**in two of six runs**, given", "**in three of six runs**, given"),
@@ -198,7 +171,6 @@ def test_the_results_are_those_of_the_rows() -> None:
         ("docs/when-to-loop-tasks.md", "hardly leaves (59 to 80 of 80 steps)", "hardly leaves (9 to 80 of 80 steps)"),
         ("docs/when-to-loop-tasks.md", "(25 %; largest 24.8 %)", "(25 %; largest 24.0 %)"),
         ("docs/when-to-loop-text.md", "0.009 ahead of plain layers of nearly", "0.009 behind plain layers of nearly"),
-        ("docs/asura.md", "with 1.2 times its FLOPs, spent on three", "with as many FLOPs, spent on three"),
         ("docs/when-to-loop-tasks.md", "**In three of seven models entropy", "**In four of seven models entropy"),
         ("docs/when-to-loop-tasks.md", "loses 1.5 / 5.6 / 4.0 points", "loses 0.1 / 0.1 / 0.1 points"),
         ("docs/when-to-loop-tasks.md", "10.8 / 79.0 / 6.1 % with 2⊗4 (2e-3)", "31.2 / 62.0 / 98.7 % with 2⊗4 (2e-3)"),
@@ -261,8 +233,6 @@ def test_the_results_are_those_of_the_rows() -> None:
         ("docs/when-to-loop-text.md", "so they are no weak control here", "so they are a weak control here"),
         ("docs/when-to-loop-text.md", "**ASURA works at its trained depth alone**", "**ASURA works at every depth**"),
         ("docs/when-to-loop-text.md", "two of the twelve decided ones stay", "ten of the twelve decided ones stay"),
-        ("docs/asura.md", "its steps add something", "its steps add nothing"),
-        ("docs/asura.md", "three controls only that from", "three controls all but that from"),
         ("docs/stars.md", "the third is not decided", "the third is decided"),
         ("docs/stars.md", "**one seed**, so no difference here", "**three seeds**, so each difference here"),
         ("docs/when-to-loop.md", "four times no learning rate was tuned", "four times each learning rate was tuned"),
@@ -298,9 +268,8 @@ def test_a_planted_error_is_found(page: str, right: str, wrong: str) -> None:
     [
         ("docs/ouroboros.md", own_rates.by_depth),
         ("docs/ouroboros.md", rates_again.pairs_by_depth),
-        ("docs/asura.md", asura_parts.lines),
     ],
-    ids=["first set", "second set", "parts of ASURA"],
+    ids=["first set", "second set"],
 )
 def test_decided_cells_are_bold(page: str, lines: Callable[[], Iterable[str]]) -> None:
     """Claims are looked for without bold marks, which in these tables say what is decided."""

@@ -1,0 +1,123 @@
+"""How templates tell numbers: filters over a difference of two rows (`Pooled`), a number, or several of either.
+
+Of several, numbers stand one after the other ("0.071 and 0.054") and a word must be the same of all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
+
+from experiments.pages import difference, number
+from experiments.seeds import DECIDED, Pooled
+
+WORDS = ("none", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
+
+Amount = Pooled | float
+Amounts = Amount | Iterable[Amount]
+T = TypeVar("T")
+
+
+def size(value: Amounts, digits: int = 3) -> str:
+    """Returns how large it is, without its sign: "0.071 and 0.054"."""
+    return " and ".join(number(abs(each), digits) for each in amounts(value))
+
+
+def signed(value: Amounts, digits: int = 3) -> str:
+    """Returns it with its sign: "+0.000 and −0.004"."""
+    return " and ".join(difference(each, digits) for each in amounts(value))
+
+
+def by_seed(value: Pooled | Iterable[float], digits: int = 3) -> str:
+    """Returns differences seed by seed, with their signs: "−0.001 / +0.005 / +0.026"."""
+    return " / ".join(difference(each, digits) for each in (value.of_seeds if isinstance(value, Pooled) else value))
+
+
+def plain_by_seed(values: Iterable[float], digits: int = 3) -> str:
+    """Returns numbers seed by seed: "0.34 / 0.29 / 0.47"."""
+    return " / ".join(number(each, digits) for each in values)
+
+
+def alike(values: Iterable[float], digits: int = 3) -> str:
+    """Returns what several numbers are, which must be the same when rounded."""
+    return same(number(each, digits) for each in values)
+
+
+def span(interval: tuple[float, float], digits: int = 3) -> str:
+    """Returns from where to where an interval goes: unsigned, the smaller size first, where it leaves 0 out."""
+    low, high = sorted(interval, key=abs)
+    tell = difference if low * high < 0 else size
+    low, high = sorted(interval) if low * high < 0 else (low, high)
+    return f"{tell(low, digits)} to {tell(high, digits)}"
+
+
+def from_to(values: Amounts, digits: int = 3) -> str:
+    """Returns from where to where the sizes of several go: "0.021 to 0.058"."""
+    sizes = [abs(each) for each in amounts(values)]
+    return f"{number(min(sizes), digits)} to {number(max(sizes), digits)}"
+
+
+def stands(value: Amounts) -> str:
+    """Returns how the first of two rows stands, by its loss: "ahead" where it is the lower one."""
+    return same("ahead" if each < 0 else "behind" for each in amounts(value))
+
+
+def higher(value: Amounts) -> str:
+    """Returns on which side of 0 a difference lies: "higher" or "lower"."""
+    return same("higher" if each > 0 else "lower" for each in amounts(value))
+
+
+def decided(value: Pooled | Iterable[Pooled]) -> str:
+    """Returns "decided" or "undecided"."""
+    return same(DECIDED[each.verdict] for each in several(value))
+
+
+def agree(value: Pooled | Iterable[Pooled]) -> str:
+    """Returns on how many seeds of each, at the least, a difference has the sign of its mean: "three of three"."""
+    found = several(value)
+    counts = [sum(math.copysign(1, seed) == math.copysign(1, each.difference) for seed in each.of_seeds) for each in found]
+    return f"{WORDS[min(counts)]} of {WORDS[len(found[0].seeds)]}"
+
+
+def seeds(value: Pooled | Iterable[Pooled]) -> str:
+    """Returns of how many seeds it is: "one seed"."""
+    count = same(len(each.seeds) for each in several(value))
+    return f"{word(count)} seed{'s' * (count > 1)}"
+
+
+def word(count: float) -> str:
+    """Returns a small number as a word, a larger one in digits."""
+    whole = round(count)
+    return WORDS[whole] if whole < len(WORDS) else f"{whole:,}"
+
+
+def holds(so: object, *more: object) -> str:
+    """Returns nothing where the rows bear a sentence out, and fails otherwise: for what no filter can say."""
+    if not all((so, *more)):
+        raise ValueError("the rows do not bear this sentence out")
+    return ""
+
+
+def same(values: Iterable[T]) -> T:
+    """Returns what all values are; it is an error where they differ."""
+    found = set(values)
+    if len(found) != 1:
+        raise ValueError(f"several values where one sentence tells them all: {sorted(map(str, found))}")
+    return found.pop()
+
+
+def several(value: T | Iterable[T]) -> list[T]:
+    """Returns one or several as a list."""
+    return list(value) if isinstance(value, Iterable) else [value]
+
+
+def amounts(value: Amounts) -> Sequence[float]:
+    """Returns the differences, or the numbers themselves."""
+    return [each.difference if isinstance(each, Pooled) else each for each in several(value)]
+
+
+FILTERS: dict[str, Callable[..., object]] = {
+    each.__name__: each
+    for each in (size, signed, by_seed, plain_by_seed, alike, span, from_to, stands, higher, decided, agree, seeds, word)
+}
