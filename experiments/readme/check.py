@@ -29,7 +29,7 @@ from experiments.readme.retrofit import (
     thirds,
     wide,
 )
-from experiments.readme.tasks import distributions, halting, hops, learned, stars, swaps
+from experiments.readme.tasks import distributions, hops, learned, stars, swaps
 from experiments.readme.text import asura, depths, repeats, test_time, updates, whole_text
 from experiments.readme.text import corrected as many
 
@@ -96,7 +96,6 @@ PLACES = (
     Place("docs/when-to-loop-text.md", "", asura.loop_claims),
     Place("docs/when-to-loop-text.md", "", asura.all_text_claims),
     Place("docs/longer.md", "", stars.longer_claims),
-    Place("docs/halting.md", "", halting.claims),
     Place("docs/inside.md", "", untrained.claims),
     Place("docs/inside-stages.md", "", stages.claims),
     Place("docs/inside-training.md", "", trained.claims),

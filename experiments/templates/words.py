@@ -31,7 +31,7 @@ def signed(value: Amounts, digits: int = 3) -> str:
 
 def by_seed(value: Pooled | Iterable[float], digits: int = 3) -> str:
     """Returns differences seed by seed, with their signs: "−0.001 / +0.005 / +0.026"."""
-    return " / ".join(difference(each, digits) for each in (value.of_seeds if isinstance(value, Pooled) else value))
+    return " / ".join(difference(each, digits) for each in getattr(value, "of_seeds", value))
 
 
 def plain_by_seed(values: Iterable[float], digits: int = 3) -> str:
@@ -56,6 +56,22 @@ def from_to(values: Amounts, digits: int = 3) -> str:
     """Returns from where to where the sizes of several go: "0.021 to 0.058"."""
     sizes = [abs(each) for each in amounts(values)]
     return f"{number(min(sizes), digits)} to {number(max(sizes), digits)}"
+
+
+def far(value: Amount) -> float:
+    """Returns how large it is, as a number."""
+    (found,) = amounts(value)
+    return abs(found)
+
+
+def percents(values: Iterable[float]) -> list[float]:
+    """Returns shares in percent."""
+    return [100 * each for each in values]
+
+
+def ends(interval: Iterable[float], digits: int = 3) -> str:
+    """Returns the ends of an interval, with a sign where they are below 0."""
+    return " to ".join(number(end, digits) for end in interval)
 
 
 def stands(value: Amounts) -> str:
@@ -114,10 +130,9 @@ def several(value: T | Iterable[T]) -> list[T]:
 
 def amounts(value: Amounts) -> Sequence[float]:
     """Returns the differences, or the numbers themselves."""
-    return [each.difference if isinstance(each, Pooled) else each for each in several(value)]
+    return [each if isinstance(each, int | float) else each.difference for each in several(value)]
 
 
-FILTERS: dict[str, Callable[..., object]] = {
-    each.__name__: each
-    for each in (size, signed, by_seed, plain_by_seed, alike, span, from_to, stands, higher, decided, agree, seeds, word)
-}
+NUMBERS = (size, signed, by_seed, plain_by_seed, alike, span, ends, from_to, far, percents, word)
+SAID = (stands, higher, decided, agree, seeds)
+FILTERS: dict[str, Callable[..., object]] = {each.__name__: each for each in (*NUMBERS, *SAID)}

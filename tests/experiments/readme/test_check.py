@@ -238,8 +238,6 @@ def test_the_results_are_those_of_the_rows() -> None:
         ("docs/when-to-loop.md", "four times no learning rate was tuned", "four times each learning rate was tuned"),
         ("docs/ouroboros.md", "no verdict of the twelve pairs changes", "one verdict of the twelve pairs changes"),
         ("docs/coverage.md", "84 rows of `inside` name no device", "48 rows of `inside` name no device"),
-        ("docs/halting.md", "42 points of exact", "24 points of exact"),
-        ("docs/halting.md", "none of these four differences is decided", "one of these four differences is decided"),
         (
             "docs/when-to-loop-text.md",
             "**No exit rule was seen to beat",
