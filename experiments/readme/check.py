@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from experiments import overview
-from experiments.readme import decision, headline, origins, speed
+from experiments.readme import headline, origins, speed
 from experiments.readme.inside import orbits, stages, trained, untrained
 from experiments.readme.retrofit import (
     cores,
@@ -26,8 +25,6 @@ from experiments.readme.retrofit import (
     rates_again,
     rates_twice,
     sicp,
-    thirds,
-    wide,
 )
 from experiments.readme.tasks import distributions, hops, learned, stars, swaps
 from experiments.readme.text import asura, depths, repeats, test_time, updates, whole_text
@@ -71,15 +68,6 @@ PLACES = (
     Place("docs/stars.md", "On language", language.chat_claims),
     Place("docs/stars.md", "On language", exact.claims),
     Place("docs/stars.md", "Again", stars.origin_claims),
-    Place("docs/when-to-loop-retrofit.md", "A wide-core retrofit", language.text_claims),
-    Place("docs/when-to-loop-retrofit.md", "A wide-core retrofit", wide.claims),
-    Place("docs/when-to-loop-retrofit.md", "A wide-core retrofit", thirds.claims),
-    Place("docs/when-to-loop-retrofit.md", "In short", language.brief_claims),
-    Place("docs/when-to-loop-retrofit.md", "In short", rates_again.loop_claims),
-    Place("docs/when-to-loop-retrofit.md", "In short", cores.loop_claims),
-    Place("docs/when-to-loop.md", "What was measured", decision.table_claims, decision.SETTINGS),
-    Place("docs/when-to-loop.md", "", decision.claims),
-    Place("docs/when-to-loop.md", "Text, in two pictures", overview.claims),
     Place("docs/when-to-loop-text.md", "In short", repeats.brief_claims),
     Place("docs/when-to-loop-text.md", "In short", updates.brief_claims),
     Place("docs/when-to-loop-text.md", "In short", whole_text.brief_claims),

@@ -6,13 +6,14 @@ from collections.abc import Iterator
 
 from experiments import overview
 from experiments.pages import words
-from experiments.readme import decision, speed
+from experiments.readme import speed
 from experiments.readme.inside import orbits, untrained
 from experiments.readme.retrofit import cores, corrected, language, own_rates, rates_again, rates_twice
 from experiments.readme.rows import WORDS, when
 from experiments.readme.tasks import hops, learned, stars
 from experiments.readme.text import asura, depths, repeats, whole_text
 from experiments.stars.tables import accuracy
+from experiments.templates import loops
 
 SETTINGS = (
     "where its 95 % interval over seeds (three, unless another number is given) excludes 0",
@@ -30,12 +31,12 @@ SETTINGS = (
 
 def verdicts() -> Iterator[str]:
     """Yields the answers in bold, as far as the rows bear them out."""
-    yield when(decision.pays_on_hops(), "**On a synthetic task, where parameters are scarce and many steps in a row are needed.")
-    yield when(not decision.loop_alone(), "On text it is not shown that the loop pays at equal FLOPs")
+    yield when(loops.pays_on_hops(), "**On a synthetic task, where parameters are scarce and many steps in a row are needed.")
+    yield when(not loops.loop_alone(), "On text it is not shown that the loop pays at equal FLOPs")
     shown = {each.verdict for each in asura.both(asura.WHOLE, asura.FLOPS)} == {"lower"}
     yield when(not shown, "**At nearly equal FLOPs this is not shown**")
     none = "**On held-out text no gain was found at equal training FLOPs, where no text is read twice.**"
-    yield when(decision.every_retrofit_behind(), none)
+    yield when(loops.every_retrofit_behind(), none)
     right = all(accuracy(run)[1000] == 1 for run in stars.runs_of()["target"]["addition-stable"])
     yield when(right, "**On addition, not with our recipe.")
     yield when(stars.released()[1] == "not decided", "**For accuracy that is not shown, and the penalty as printed was not run.**")

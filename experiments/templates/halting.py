@@ -177,7 +177,7 @@ def most(rule: str) -> float:
 
 
 def most_between() -> tuple[float, str, float]:
-    """Returns how far gates of text are at most ahead of a threshold on the change between whole depths, with which model, where."""
+    """Returns how far gates of text are at most ahead of a threshold on the change between whole depths: the model, and where."""
     pairs = {(model, m): [at("text", model, rule, m) for rule in ("learned", "change")] for model, m in product(GATED, HALVES)}
     found = {key: less(*pair).difference for key, pair in pairs.items()}
     model, m = min(found, key=lambda key: found[key])

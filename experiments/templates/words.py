@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
-from experiments.pages import difference, number
+from experiments.pages import difference, number, words
 from experiments.seeds import DECIDED, Pooled
 
 WORDS = ("none", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
@@ -108,6 +108,17 @@ def word(count: float) -> str:
     return WORDS[whole] if whole < len(WORDS) else f"{whole:,}"
 
 
+def count(value: int) -> str:
+    """Returns a whole number with commas."""
+    return f"{value:,}"
+
+
+def rate(value: float) -> str:
+    """Returns a learning rate: 1.2e-2."""
+    mantissa, power = f"{value:.1e}".split("e")
+    return f"{mantissa.removesuffix('.0')}e{int(power)}"
+
+
 def holds(so: object, *more: object) -> str:
     """Returns nothing where the rows bear a sentence out, and fails otherwise: for what no filter can say."""
     if not all((so, *more)):
@@ -133,6 +144,6 @@ def amounts(value: Amounts) -> Sequence[float]:
     return [each if isinstance(each, int | float) else each.difference for each in several(value)]
 
 
-NUMBERS = (size, signed, by_seed, plain_by_seed, alike, span, ends, from_to, far, percents, word)
+NUMBERS = (size, signed, by_seed, plain_by_seed, alike, span, ends, from_to, far, percents, word, count, rate)
 SAID = (stands, higher, decided, agree, seeds)
-FILTERS: dict[str, Callable[..., object]] = {each.__name__: each for each in (*NUMBERS, *SAID)}
+FILTERS: dict[str, Callable[..., object]] = {each.__name__: each for each in (*NUMBERS, *SAID)} | {"listed": words}

@@ -11,7 +11,7 @@ from experiments.halting.reading import SIMPLE
 from experiments.leaving.reading import MEANS, MOST
 from experiments.leaving.tables import THIRDS, against_fixed
 from experiments.pages import Result, difference
-from experiments.readme.rows import WORDS, interval, line, when
+from experiments.readme.rows import interval, line, when
 from experiments.readme.text.repeats import kept
 from experiments.readme.text.whole_text import seeds
 from experiments.repeats.deep_tables import RANDOM, TEXTS, TRAINED, behind, deep_runs, easy_to_hard, hard_less_easy
@@ -19,6 +19,7 @@ from experiments.repeats.plan import ARMS, TESTED
 from experiments.seeds import DECIDED, Pooled, decided, mean_loss, over_seeds, reports, stay_decided, verdict
 
 SHOWN = (1, 2, 3, 4, 5, 8, 16)  # depths of the table
+CLOSE = 0.001  # nats: how near the two best rules are to a fixed depth
 NEAR = ("change", "divergence")  # the rules that stay close to a fixed depth
 
 
@@ -147,14 +148,6 @@ def documents() -> Iterator[str]:
     yield when(verdict(over_seeds(more)) != "higher", f"{head} {told}; {span}. {whole}")
 
 
-def in_short() -> str:
-    """Returns what the decision page says of leaving early in a model that was trained from the start."""
-    near = no_lead() and farthest(closest()[:2]) < 0.001
-    return when(near, f"in a model trained from the start within 0.001 of it for the two best rules of {WORDS[len(SIMPLE)]}")
-
-
-def steps_in_short() -> str:
-    """Returns what it says of more and of fewer steps."""
-    three = max(mean(behind(looped(), text, 3)) for text in TEXTS)
-    told = f"In a Huginn-like model that was trained from the start on text depth 3 is {three:.3f} nats behind depth {TRAINED}"
-    return when(beyond() < 0.0005, f"{told}, and from there to {max(TESTED[RANDOM])} nothing changes")
+def three() -> float:
+    """Returns how far depth 3 is behind the trained depth, on the text where it is the most."""
+    return max(mean(behind(looped(), text, 3)) for text in TEXTS)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from statistics import mean
 
 from experiments.pages import Result, words
-from experiments.readme.rows import WORDS, interval, line, when
+from experiments.readme.rows import WORDS, interval, when
 from experiments.readme.text import depths
 from experiments.readme.text.repeats import agree, beside, kept, losses, on_ood
 from experiments.repeats.deep_tables import NAMES, TIMES
@@ -156,16 +156,6 @@ def added_to() -> tuple[Pooled, Pooled]:
     return whole, once
 
 
-def loop_row() -> str:
-    """Returns the row of the decision page on what ASURA's steps add."""
-    whole, once = added_to()
-    name = "[ASURA at depth 1](when-to-loop-text.md#text-that-runs-out), the same text, at the rate of three steps"
-    more = f"its steps add {-whole.difference:.3f}, for {dearer('ASURA', ONCE)} times its FLOPs"
-    left = f"(both decided; the steps not after a correction for {WORDS[len(WHOLE_PAIRS)]} pairs)"
-    told = f"**in part**: ahead by {-once.difference:.3f} without a loop; {more} {left}"
-    return line("text, longer runs: is it the loop?", name, "four layers; ASURA with three steps", told)
-
-
 def steps_in_short() -> str:
     """Returns the same for the README."""
     whole, once = added_to()
@@ -173,12 +163,6 @@ def steps_in_short() -> str:
     told = f"In longer runs ({read}) ASURA at depth 1 leads four plain layers by {-once.difference:.2f}"
     more = f"and its three steps add {-whole.difference:.2f} for {dearer('ASURA', ONCE)} times the FLOPs"
     return f"{told}, {more} (both decided; the steps not after a correction for many comparisons)"
-
-
-def without_the_loop() -> str:
-    """Returns the same in the advice of the decision page."""
-    once, few = against(ONCE, PARAMETERS), verdicts()[1]
-    return f"In longer runs it was {-once.difference:.2f} ahead without its loop and {-few.difference:.2f} with it"
 
 
 def behind(found: Pooled) -> str:
