@@ -17,12 +17,11 @@ from pathlib import Path
 from experiments.asura.plan import WHOLE
 from experiments.ouroboros.plan import AT_DEPTH, AT_ONE, CORES, ONCE_EQUAL, ONCE_LONGER, looping
 from experiments.readme.retrofit import cores
-from experiments.readme.text import repeats, whole_text
 from experiments.repeats.plan import FRESH, LONGER, STOPPED
 from experiments.seeds import Pooled, pooled
 from experiments.sft.wide import EQUAL as WIDE_EQUAL
 from experiments.sft.wide import LONGER as WIDE_LONGER
-from experiments.templates import asura, sft
+from experiments.templates import asura, repeats, sft, whole_text
 from loopwright.plot.drawing import Axes, Drawing, figure
 from loopwright.plot.style import COLOURS, INK
 
@@ -148,12 +147,6 @@ def dearer() -> str:
 def more_updates() -> list[float]:
     """Returns how many times the FLOPs of the loops the four plain layers with more updates have."""
     return [spent_by(LONGER) / spent_by(arm) for arm in LOOPS]
-
-
-def million(arm: str, times: int) -> float:
-    """Returns how long the text is that an arm reads so often, in millions of tokens."""
-    row = repeats.kept()[arm, times][0]
-    return float(row["tokens"] / row["epochs"] / 1e6)
 
 
 def named(lines: Iterable[Line], verdict: str) -> list[str]:

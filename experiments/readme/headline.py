@@ -6,14 +6,13 @@ from collections.abc import Iterator
 
 from experiments import overview
 from experiments.pages import words
-from experiments.readme import speed
+from experiments.readme import speed, text
 from experiments.readme.inside import orbits, untrained
 from experiments.readme.retrofit import cores, corrected, language, own_rates, rates_again, rates_twice
 from experiments.readme.rows import WORDS, when
 from experiments.readme.tasks import hops, learned, stars
-from experiments.readme.text import asura, depths, repeats, whole_text
 from experiments.stars.tables import accuracy
-from experiments.templates import loops
+from experiments.templates import asura, loops
 
 SETTINGS = (
     "where its 95 % interval over seeds (three, unless another number is given) excludes 0",
@@ -66,17 +65,14 @@ def claims() -> Iterator[str]:
     yield from rates_twice.headline_claims()
     yield from corrected.headline()
     yield cores.headline()
-    yield f"At nearly equal parameters yes (at equal updates and one rate, {asura.at_equal_parameters()})"
-    yield asura.equal_flops()
-    yield asura.short()
+    yield f"At nearly equal parameters yes (at equal updates and one rate, {text.at_equal_parameters()})"
+    yield text.equal_flops()
+    yield text.parts()
     yield f"one layer run eight times {hops.same_task()}"
     yield when(hops.none_far(), "no model answers 24 hops")
     ahead = any(each.verdict == "lower" for each in overview.equal_parameters())
     yield when(ahead, f"at equal parameters some loops are ahead, for {overview.dearer()}")
-    yield from repeats.short()
-    yield whole_text.short()
-    yield whole_text.steps_in_short()
-    yield depths.short()
+    yield from text.claims()
     yield from orbits.headline()
     yield f"reaches {speed.share_of_bound(1):.2f} of the bandwidth bound"
     yield f"and {speed.share_of_bound(32):.2f} at batch 32"

@@ -285,6 +285,12 @@ def at_better_rates(text: str = "test") -> Pooled:
     return found
 
 
+def all_share(what: str) -> float:
+    """Returns which part of ASURA's FLOPs or parameters the 18 plain layers have."""
+    ours, theirs = (at_rate(arm, min(ALL_RATES))[0][what] for arm in ALL_COMPARED)
+    return float(theirs / ours)
+
+
 def behind_everywhere() -> bool:
     """Whether ASURA is behind there at both rates, on both texts, over documents."""
     return all(behind(rate, text).low > 0 for rate in ALL_RATES for text in TEXTS)

@@ -8,10 +8,9 @@ from experiments.ouroboros.plan import AT_ONE, looping
 from experiments.pages import Result
 from experiments.readme.retrofit import cores
 from experiments.readme.tasks import hops, swaps
-from experiments.readme.text import depths, repeats, whole_text
 from experiments.repeats.plan import FLOPS, LONGER, PARAMETERS
 from experiments.seeds import over_seeds
-from experiments.templates import asura, sft
+from experiments.templates import asura, depths, repeats, sft, whole_text
 from experiments.templates.words import stands
 
 LOOPED, LAYER = "1⊗8", "plain 1"
@@ -89,10 +88,10 @@ def loop_alone() -> bool:
     It would be a lead over layers of equal FLOPs at one rate or on all of the text; or, in the short runs where it has one, a depth
     that is ahead of depth 1, depth 1 that is not ahead of four plain layers, or a lead over those when they spend its FLOPs.
     """
-    without = depths.less_plain(1, depths.calm()).verdict == "lower"
+    without = depths.less_plain(1, calm=True).verdict == "lower"
     dearer = repeats.stands("ASURA", LONGER, 1).verdict == "higher"
     equal = any(each.verdict == "lower" for each in (*asura.both(asura.WHOLE, asura.FLOPS), whole_text.verdicts()[0]))
-    return equal or not (without and dearer and depths.none_decided(depths.calm()))
+    return equal or not (without and dearer and depths.none_decided(calm=True))
 
 
 def drawn(picture: str, verdict: str, begins: str) -> list[str]:

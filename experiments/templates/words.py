@@ -6,11 +6,13 @@ Of several, numbers stand one after the other ("0.071 and 0.054") and a word mus
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
+from experiments import seeds as seeds_of
 from experiments.pages import difference, number, words
-from experiments.seeds import DECIDED, Pooled
+from experiments.seeds import DECIDED, Pooled, stay_decided
 
 WORDS = ("none", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 
@@ -102,6 +104,49 @@ def seeds(value: Pooled | Iterable[Pooled]) -> str:
     return f"{word(count)} seed{'s' * (count > 1)}"
 
 
+def told(pair: Pooled | None, digits: int = 3) -> str:
+    """Returns a difference with its interval over seeds and how the first stands, bold where that is decided; a dash for none."""
+    if pair is None:
+        return "–"
+    if len(pair.seeds) == 1:
+        return f"{signed(pair, digits)} (one seed)"
+    word = "undecided" if decided(pair) == "undecided" else f"**{stands(pair)}**"
+    return f"{signed(pair, digits)} ({interval(pair.over_seeds, digits)}), {word}"
+
+
+def interval(bounds: tuple[float, float], digits: int = 3) -> str:
+    """Returns the ends of an interval, with their signs."""
+    return f"{difference(bounds[0], digits)} to {difference(bounds[1], digits)}"
+
+
+def over_seeds(values: Sequence[float]) -> tuple[float, float]:
+    """Returns the 95 % interval over seeds of the mean."""
+    return seeds_of.over_seeds(values)
+
+
+def mean(values: Iterable[float]) -> float:
+    """Returns the mean."""
+    return statistics.mean(values)
+
+
+def open_(values: Sequence[float]) -> bool:
+    """Whether the interval over seeds holds 0."""
+    low, high = seeds_of.over_seeds(values)
+    return low <= 0 <= high
+
+
+def turned(pair: Pooled) -> tuple[float, float]:
+    """Returns the interval over seeds of the difference the other way round."""
+    low, high = pair.over_seeds
+    return -high, -low
+
+
+def apart(values: Iterable[float]) -> float:
+    """Returns how far apart the least and the largest lie."""
+    found = list(values)
+    return max(found) - min(found)
+
+
 def word(count: float) -> str:
     """Returns a small number as a word, a larger one in digits."""
     whole = round(count)
@@ -144,6 +189,8 @@ def amounts(value: Amounts) -> Sequence[float]:
     return [each if isinstance(each, int | float) else each.difference for each in several(value)]
 
 
-NUMBERS = (size, signed, by_seed, plain_by_seed, alike, span, ends, from_to, far, percents, word, count, rate)
-SAID = (stands, higher, decided, agree, seeds)
-FILTERS: dict[str, Callable[..., object]] = {each.__name__: each for each in (*NUMBERS, *SAID)} | {"listed": words}
+NUMBERS = (size, signed, by_seed, plain_by_seed, alike, span, ends, interval, from_to, percents, word, count, rate)
+VALUES = (far, mean, over_seeds, apart, turned)
+SAID = (stands, higher, decided, agree, seeds, told)
+OTHERS = {"listed": words, "open": open_, "stay": stay_decided}  # by names that mean something else in Python or here
+FILTERS: dict[str, Callable[..., object]] = {each.__name__: each for each in (*NUMBERS, *VALUES, *SAID)} | OTHERS
