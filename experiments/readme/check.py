@@ -26,7 +26,7 @@ from experiments.readme.retrofit import (
     rates_twice,
     sicp,
 )
-from experiments.readme.tasks import distributions, hops, learned, stars, swaps
+from experiments.readme.tasks import distributions, learned, stars
 
 ROOT = Path(__file__).parents[2]
 # a target, an image and a code span hold no result, but which text a result is of is written as code
@@ -87,8 +87,6 @@ PLACES = (
     Place("docs/ouroboros.md", "Cores of 1, 3 and 6 layers", cores.claims, cores.SETTINGS),
     Place("docs/ouroboros.md", "", cores.page_claims),
     Place("docs/training.md", "", rates_twice.training_claims),
-    Place("docs/when-to-loop-tasks.md", "", hops.claims),
-    Place("docs/when-to-loop-tasks.md", "", swaps.claims),
     Place("docs/speed.md", "Measured", speed.claims, speed.SETTINGS),
 )
 

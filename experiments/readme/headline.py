@@ -10,9 +10,9 @@ from experiments.readme import speed, text
 from experiments.readme.inside import orbits, untrained
 from experiments.readme.retrofit import cores, corrected, language, own_rates, rates_again, rates_twice
 from experiments.readme.rows import WORDS, when
-from experiments.readme.tasks import hops, learned, stars
+from experiments.readme.tasks import learned, stars
 from experiments.stars.tables import accuracy
-from experiments.templates import asura, loops
+from experiments.templates import asura, hops, loops
 
 SETTINGS = (
     "where its 95 % interval over seeds (three, unless another number is given) excludes 0",
@@ -68,7 +68,8 @@ def claims() -> Iterator[str]:
     yield f"At nearly equal parameters yes (at equal updates and one rate, {text.at_equal_parameters()})"
     yield text.equal_flops()
     yield text.parts()
-    yield f"one layer run eight times {hops.same_task()}"
+    part = f"with 1/{hops.times_smaller()} of the parameters and equal FLOPs"
+    yield f"one layer run eight times solves what eight layers solve, {part}"
     yield when(hops.none_far(), "no model answers 24 hops")
     ahead = any(each.verdict == "lower" for each in overview.equal_parameters())
     yield when(ahead, f"at equal parameters some loops are ahead, for {overview.dearer()}")

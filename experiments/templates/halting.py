@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import cache
 from itertools import product
 from typing import Any
@@ -15,7 +14,8 @@ from experiments.halting.shown import SHOWN, mean
 from experiments.halting.tables import Models, against, along, at_depth, at_target, by_mean_depth, curve_of, learned_of, models_of
 from experiments.halting.tables import difference as difference_at_oracle
 from experiments.readme.rows import rows_of
-from experiments.seeds import over_seeds, stay_decided, verdict
+from experiments.seeds import stay_decided
+from experiments.templates.words import Gaps
 
 EVERY, FIRST, BOTH = GATED = ("every-step, gate after", "Ouro, first stage", "Ouro, both stages")
 PONDER = ACT, HALTER = ("ACT", "ACT, Ouroboros halter")
@@ -34,29 +34,6 @@ STAY = {
     (BOTH, "stable", 3.0): "lower",
 }
 TABLES = {"at_target": at_target, "against": against, "along": along, "by_mean_depth": by_mean_depth}
-
-
-@dataclass(frozen=True)
-class Gaps:
-    """Losses less others, seed by seed; `rows` is the interval over rows or text, where there is one."""
-
-    of_seeds: tuple[float, ...]
-    rows: tuple[float, float] | None = None
-
-    @property
-    def difference(self) -> float:
-        """The mean over seeds."""
-        return mean(self.of_seeds)
-
-    @property
-    def over_seeds(self) -> tuple[float, float]:
-        """The 95 % interval of that mean."""
-        return over_seeds(self.of_seeds)
-
-    @property
-    def verdict(self) -> str:
-        """What is decided of the first: "lower", "higher" or "not resolved"."""
-        return verdict(self.over_seeds, *([self.rows] if self.rows else []))
 
 
 @cache

@@ -7,15 +7,12 @@ from experiments.hops.reading import TRAINED, solved_hops
 from experiments.ouroboros.plan import AT_ONE, looping
 from experiments.pages import Result
 from experiments.readme.retrofit import cores
-from experiments.readme.tasks import hops, swaps
 from experiments.repeats.plan import FLOPS, LONGER, PARAMETERS
-from experiments.seeds import over_seeds
-from experiments.templates import asura, depths, repeats, sft, whole_text
-from experiments.templates.words import stands
+from experiments.templates import asura, depths, hops, repeats, sft, swaps, whole_text
+from experiments.templates.words import open_, stands
 
 LOOPED, LAYER = "1⊗8", "plain 1"
 ADAPTERS = "retrofit"  # how the names of lines of retrofits begin
-Interval = tuple[float, float]
 
 
 def pays_on_hops() -> bool:
@@ -26,8 +23,7 @@ def pays_on_hops() -> bool:
 
 def longer_layer() -> list[Result]:
     """Returns the runs of the layer run once that spend the loop's FLOPs on more updates."""
-    (parameters,) = {run["parameters"] for run in hops.arms_of()[LAYER]}
-    found = [run for run in hops.found() if run["group"] == "longer" and run["parameters"] == parameters]
+    found = hops.longer(LAYER)
     loop = hops.arms_of()[LOOPED][0]
     if abs(found[0]["updates"] * found[0]["flops"] / (loop["updates"] * loop["flops"]) - 1) >= 0.01:
         raise ValueError("hops: the longer runs of the layer run once do not have the loop's FLOPs")
@@ -40,22 +36,9 @@ def solved_by_longer() -> int:
     return found
 
 
-def points(first: list[Result], second: list[Result]) -> tuple[float, Interval]:
-    """Returns one arm of a task less another in points, and the interval over three seeds."""
-    mean, low, high, seeds = hops.less(first, second)
-    if seeds != 3:
-        raise ValueError(f"{seeds} seeds; allowed: three")
-    return mean, (low, high)
-
-
-def holds_zero(interval: Interval) -> bool:
-    """Whether an interval holds 0."""
-    return interval[0] <= 0 <= interval[1]
-
-
 def open_on_ood(label: str, rival: str, times: int, *, early: bool = False) -> bool:
     """Whether the interval over seeds holds 0 on the second text."""
-    return holds_zero(over_seeds(repeats.on_ood(label, rival, times, early=early)))
+    return open_(repeats.on_ood(label, rival, times, early=early))
 
 
 def nearly(rival: str, what: str) -> list[float]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from statistics import mean
 
 from experiments.pages import Result, results
 from experiments.readme.rows import RESULTS, when
@@ -190,8 +189,3 @@ def at_fours() -> list[Pooled | None]:
     best = {label: [run | run["stopped"] for run in runs if "stopped" in run] for label, runs in ends.items()}
     pairs = [(best["ASURA"], best[FLOPS]), (best["ASURA"], best[PARAMETERS]), (ends["ASURA"], ends[FLOPS])]
     return [pooled(*pair, "test") for pair in pairs]
-
-
-def mean_loss(label: str, times: int) -> float:
-    """Returns an arm's loss on `test`, the mean of its seeds."""
-    return mean(run["loss"]["test"] for run in kept()[label, times])

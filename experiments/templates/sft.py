@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 
 import torch
@@ -17,12 +16,12 @@ from experiments.ouroboros.rates import GRID, SEEDS, arm_of, best_rates, rates_o
 from experiments.ouroboros.tables import Runs
 from experiments.pages import Result, results
 from experiments.readme.rows import RESULTS
-from experiments.seeds import Pooled, averaged, mean_loss, pooled, reports, verdict
-from experiments.seeds import over_seeds as interval
+from experiments.seeds import Pooled, averaged, mean_loss, pooled, reports
 from experiments.sft.plan import LAYERS, TRAINED
 from experiments.sft.tables import read
 from experiments.sft.wide import DEPTHS, EQUAL, LONGER, LOOPED, RATES, TEXTS
 from experiments.sft.wide_tables import STEPS, by_depth, thirds
+from experiments.templates.words import Gaps
 from loopwright.evaluate.paired import Paired, compare
 from loopwright.metrics.intervals import Mean, by_unit, ratio_mean
 
@@ -239,36 +238,13 @@ def trained_is_best() -> bool:
     return True
 
 
-@dataclass(frozen=True)
-class Contrast:
-    """How much larger a difference is on some documents than on others: seed by seed, and its interval over documents."""
-
-    of_seeds: tuple[float, ...]
-    of_documents: tuple[float, float]
-
-    @property
-    def difference(self) -> float:
-        """The mean over seeds."""
-        return statistics.mean(self.of_seeds)
-
-    @property
-    def over_seeds(self) -> tuple[float, float]:
-        """The 95 % interval of that mean."""
-        return interval(self.of_seeds)
-
-    @property
-    def verdict(self) -> str:
-        """What is decided of it."""
-        return verdict(self.over_seeds, self.of_documents)
-
-
-def hard_less(other: str, first: Arm, second: Arm) -> list[Contrast]:
+def hard_less(other: str, first: Arm, second: Arm) -> list[Gaps]:
     """Returns how much larger one arm less another is on hard documents than on others, on both texts."""
     found = []
     for text in TEXTS:
         (hard, of_hard), (rest, of_rest) = (_on_third(first, second, text, third) for third in (HARD, other))
         low, high = (of_hard - of_rest).ends()
-        found.append(Contrast(tuple(a - b for a, b in zip(hard, rest, strict=True)), (float(low), float(high))))
+        found.append(Gaps(tuple(a - b for a, b in zip(hard, rest, strict=True)), (float(low), float(high))))
     return found
 
 

@@ -8,15 +8,45 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 from experiments import seeds as seeds_of
 from experiments.pages import difference, number, words
-from experiments.seeds import DECIDED, Pooled, stay_decided
+from experiments.seeds import DECIDED, Pooled, paired_p, stay_decided, verdict
 
 WORDS = ("none", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 
-Amount = Pooled | float
+
+@dataclass(frozen=True)
+class Gaps:
+    """One thing less another, paired by seed; `other` is a second interval that has to agree, where there is one."""
+
+    of_seeds: tuple[float, ...]
+    other: tuple[float, float] | None = None
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """The seeds, by number."""
+        return tuple(range(len(self.of_seeds)))
+
+    @property
+    def difference(self) -> float:
+        """The mean over seeds."""
+        return statistics.mean(self.of_seeds)
+
+    @property
+    def over_seeds(self) -> tuple[float, float]:
+        """The 95 % interval of that mean."""
+        return seeds_of.over_seeds(self.of_seeds)
+
+    @property
+    def verdict(self) -> str:
+        """What is decided of the first: "lower", "higher" or "not resolved"."""
+        return verdict(self.over_seeds, *([self.other] if self.other else []))
+
+
+Amount = Pooled | Gaps | float
 Amounts = Amount | Iterable[Amount]
 T = TypeVar("T")
 
@@ -147,6 +177,16 @@ def apart(values: Iterable[float]) -> float:
     return max(found) - min(found)
 
 
+def p(pair: Pooled | Gaps) -> float:
+    """Returns the p of the paired t-test over three seeds."""
+    return paired_p(pair.of_seeds)
+
+
+def shares(values: Iterable[float]) -> str:
+    """Returns percents seed by seed, with no more digits than they need, two at most: "100 / 99.91 / 99.9"."""
+    return " / ".join(f"{each:.2f}".rstrip("0").rstrip(".") for each in values)
+
+
 def word(count: float) -> str:
     """Returns a small number as a word, a larger one in digits."""
     whole = round(count)
@@ -189,8 +229,8 @@ def amounts(value: Amounts) -> Sequence[float]:
     return [each if isinstance(each, int | float) else each.difference for each in several(value)]
 
 
-NUMBERS = (size, signed, by_seed, plain_by_seed, alike, span, ends, interval, from_to, percents, word, count, rate)
-VALUES = (far, mean, over_seeds, apart, turned)
+NUMBERS = (size, signed, by_seed, plain_by_seed, alike, span, ends, interval, from_to, percents, word, count, rate, shares)
+VALUES = (far, mean, over_seeds, apart, turned, p)
 SAID = (stands, higher, decided, agree, seeds, told)
 OTHERS = {"listed": words, "open": open_, "stay": stay_decided}  # by names that mean something else in Python or here
 FILTERS: dict[str, Callable[..., object]] = {each.__name__: each for each in (*NUMBERS, *VALUES, *SAID)} | OTHERS
