@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from experiments.readme import rows
-from experiments.templates import engine
+from experiments.templates import engine, halting, words
 from experiments.templates.engine import Template, templates
+from experiments.templates.words import Gaps
 
 TOLD = """---
 queries: [experiments.readme.rows]
@@ -45,7 +46,42 @@ def changed(template: Template, right: str, wrong: str) -> Template:
 @pytest.mark.parametrize("template", templates(), ids=lambda template: template.name)
 def test_a_page_is_what_its_template_makes_of_the_rows(template: Template) -> None:
     assert template.problems() == []
-    assert template.render() == template.render()
+    assert template.render() == template.page.read_text(), "rendered once more"
+
+
+@pytest.mark.studies
+def test_a_wrong_row_of_a_study_makes_its_page_stale(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = rows.rows_of("halting/runs.jsonl")
+    (row,) = (row for row in found if row["name"] == "columns/ouro/0")
+    row["stages"]["joint"]["rules"]["gate"]["loss"][2] += 0.001
+    caches = [each for each in vars(halting).values() if hasattr(each, "cache_clear")]
+    monkeypatch.setattr(halting, "rows_of", lambda _: found)
+    try:
+        for each in caches:
+            each.cache_clear()
+        (line,) = Template(engine.FOLDER / "halting.md.j2").stale()
+    finally:
+        for each in caches:
+            each.cache_clear()
+    assert line.startswith("docs/halting.md, line ") and line.endswith("make pages")
+
+
+def test_a_sentence_that_the_rows_do_not_bear_out_is_named_with_its_line(study: Template) -> None:
+    study = changed(study, "# A study", "{% do holds(1 > 2) %}\n# A study")
+    with pytest.raises(ValueError, match=r"study.md.j2, line 5: the rows do not bear this sentence out"):
+        study.render()
+    with pytest.raises(ValueError, match=r"line 5: 'rows' has no|line 5: .*no attribute 'none'"):
+        changed(study, "holds(1 > 2)", "holds(rows.none)").render()
+
+
+def test_a_word_for_several_differences_must_be_the_same_of_all() -> None:
+    low, high, open_ = Gaps((-0.2, -0.21, -0.19)), Gaps((0.2, 0.21, 0.19)), Gaps((0.2, -0.3, 0.25))
+    assert (words.stands([low, low]), words.decided([low, high])) == ("ahead", "decided")
+    assert (words.size([low, high]), words.signed(low), words.agree(open_)) == ("0.200 and 0.200", "−0.200", "two of three")
+    assert words.told(open_).endswith("undecided") and words.told(None) == "–"
+    for several, tell in (([low, high], words.stands), ([low, open_], words.decided)):
+        with pytest.raises(ValueError, match="several values where one sentence tells them all"):
+            tell(several)
 
 
 def test_a_page_that_is_as_its_rows_say_passes(study: Template) -> None:
@@ -69,6 +105,7 @@ def test_a_planted_wrong_number_on_the_page_is_found(study: Template) -> None:
 @pytest.mark.parametrize(
     ("right", "wrong", "named"),
     [
+        ("settings: ['width \\d+']", "settings: ['width \\d+', 'depth \\d+']", "the setting 'depth \\\\d+' is not in the prose"),
         ("# A study", "# A study, 0.02 ahead", "study.md.j2: 0.02 in '# A study, 0.02 ahead Of #, and"),
         (" | size }}", " | size }} of 3.4", "3.4 in '… : loss **…{{ }} of 3.4**.'"),
         ('{{ rows.only("runs.jsonl", name="loop").loss | size }}', "{{ 3.512 }}", "3.512 in an expression"),
