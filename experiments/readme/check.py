@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 
 from experiments.readme import headline, origins, speed, text
-from experiments.readme.inside import orbits, stages, trained, untrained
+from experiments.readme.inside import orbits, trained, untrained
 from experiments.readme.retrofit import (
     cores,
     corrected,
@@ -66,9 +66,7 @@ PLACES = (
     Place("docs/stars.md", "On language", language.chat_claims),
     Place("docs/stars.md", "On language", exact.claims),
     Place("docs/stars.md", "Again", stars.origin_claims),
-    Place("docs/longer.md", "", stars.longer_claims),
     Place("docs/inside.md", "", untrained.claims),
-    Place("docs/inside-stages.md", "", stages.claims),
     Place("docs/inside-training.md", "", trained.claims),
     Place("docs/inside-training.md", "", orbits.claims),
     Place("docs/inside-training.md", "Huginn's norms", text.norms_claims),

@@ -9,10 +9,10 @@ from experiments.pages import words
 from experiments.readme import speed, text
 from experiments.readme.inside import orbits, untrained
 from experiments.readme.retrofit import cores, corrected, language, own_rates, rates_again, rates_twice
-from experiments.readme.rows import WORDS, when
+from experiments.readme.rows import WORDS, of, when
 from experiments.readme.tasks import learned, stars
 from experiments.stars.tables import accuracy
-from experiments.templates import asura, hops, loops
+from experiments.templates import asura, hops, lengths, loops
 
 SETTINGS = (
     "where its 95 % interval over seeds (three, unless another number is given) excludes 0",
@@ -39,7 +39,7 @@ def verdicts() -> Iterator[str]:
     right = all(accuracy(run)[1000] == 1 for run in stars.runs_of()["target"]["addition-stable"])
     yield when(right, "**On addition, not with our recipe.")
     yield when(stars.released()[1] == "not decided", "**For accuracy that is not shown, and the penalty as printed was not run.**")
-    yield when(min(stars.longer()[1]) > 0.95, "**Yes, with an attention window that fits the task**: trained on 4 to 8 digits")
+    yield when(min(lengths.random()) > 95, "**Yes, with an attention window that fits the task**: trained on 4 to 8 digits")
 
 
 def claims() -> Iterator[str]:
@@ -57,9 +57,9 @@ def claims() -> Iterator[str]:
     yield f"comes to rest (at every depth measured from {stars.rests_from()[0]} on)"
     yield learned.price()
     yield from language.headline_claims()
-    least, random, rows, seeds = stars.longer()
-    yield f"at depths {words(stars.BEYOND)} (at least {100 * least:.1f} % of {rows} rows with long carries, {seeds} seeds;"
-    yield f"random digits: {100 * min(random):.1f} % with the worst seed"
+    least, seeds = min(lengths.beyond()), of(len(lengths.runs()), len(lengths.runs()))
+    yield f"at depths {words(lengths.BEYOND)} (at least {least:.1f} % of {lengths.rows():,} rows with long carries, {seeds} seeds;"
+    yield f"random digits: {min(lengths.random()):.1f} % with the worst seed"
     yield from own_rates.headline_claims()
     yield from rates_again.headline_claims()
     yield from rates_twice.headline_claims()
@@ -71,8 +71,8 @@ def claims() -> Iterator[str]:
     part = f"with 1/{hops.times_smaller()} of the parameters and equal FLOPs"
     yield f"one layer run eight times solves what eight layers solve, {part}"
     yield when(hops.none_far(), "no model answers 24 hops")
-    ahead = any(each.verdict == "lower" for each in overview.equal_parameters())
-    yield when(ahead, f"at equal parameters some loops are ahead, for {overview.dearer()}")
+    some = any(each.verdict == "lower" for each in overview.equal_parameters())
+    yield when(some, f"at equal parameters some loops are ahead, for {overview.dearer()}")
     yield from text.claims()
     yield from orbits.headline()
     yield f"reaches {speed.share_of_bound(1):.2f} of the bandwidth bound"

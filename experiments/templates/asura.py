@@ -272,7 +272,8 @@ def at_rate(arm: str, rate: float) -> list[Result]:
 
 def behind(rate: float, text: str = "test") -> Pooled:
     """Returns ASURA less 18 plain layers at a rate, on all of the text."""
-    found = pooled(*(at_rate(arm, rate) for arm in ALL_COMPARED), text)
+    ours, theirs = (at_rate(arm, rate) for arm in ALL_COMPARED)
+    found = pooled(ours, theirs, text)
     assert found is not None
     return found
 

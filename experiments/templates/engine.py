@@ -70,8 +70,8 @@ class Template:
             return environment().from_string(body, modules).render()[lines:]
         except Exception as error:
             frames = traceback.extract_tb(error.__traceback__)
-            (*_, line) = (frame.lineno for frame in frames if frame.filename == "<template>")
-            raise ValueError(f"{self.path.name}, line {line}: {error}") from error
+            at = [f", line {frame.lineno}" for frame in frames if frame.filename == "<template>"]
+            raise ValueError(f"{self.path.name}{at[-1] if at else ''}: {error}") from error
 
     def problems(self) -> list[str]:
         """Returns one line for each number typed by hand and for the first place where the page is not what the template makes."""
@@ -110,10 +110,9 @@ class Template:
     def constants(self) -> Iterator[str]:
         """Yields the numbers that expressions show without asking the rows."""
         tree = environment().parse(self.parts[1])
-        shown = [
-            node for output in tree.find_all(nodes.Output) for node in output.nodes if not isinstance(node, nodes.TemplateData)
-        ]
-        shown += [found.node for found in tree.find_all(nodes.Assign)] + [found.iter for found in tree.find_all(nodes.For)]
+        shown: list[nodes.Node] = [node for output in tree.find_all(nodes.Output) for node in output.nodes]
+        shown += [found.node for found in tree.find_all(nodes.Assign)]
+        shown += [found.iter for found in tree.find_all(nodes.For)]
         for node in shown:
             for constant in written(node):
                 if re.search(r"\d", str(constant.value)):
@@ -126,14 +125,8 @@ def written(node: nodes.Node) -> Iterator[nodes.Const]:
         yield node
     elif isinstance(node, nodes.Filter) and node.node is not None:
         yield from written(node.node)
-    elif isinstance(node, nodes.CondExpr):
-        for each in (node.expr1, node.expr2):
-            yield from () if each is None else written(each)
-    elif isinstance(node, nodes.List | nodes.Tuple):
-        for each in node.items:
-            yield from written(each)
-    elif isinstance(node, nodes.Concat | nodes.And | nodes.Or | nodes.Add):
-        for each in node.iter_child_nodes():
+    elif isinstance(node, nodes.CondExpr | nodes.List | nodes.Tuple | nodes.Concat | nodes.And | nodes.Or | nodes.Add):
+        for each in node.iter_child_nodes(exclude=("test",)):
             yield from written(each)
 
 

@@ -61,8 +61,8 @@ def dearer() -> list[float]:
 
 def every_retrofit_behind() -> bool:
     """Whether every loop is behind on text the layers run once, at equal training FLOPs."""
-    both = [sft.once_less("heal", "unlooped-flops", "text"), sft.beside(sft.LONGER)]
-    return stands(both) == "behind" and cores.every_behind()
+    found = sft.once_less("heal", "unlooped-flops", "text").difference, sft.beside(sft.LONGER).difference
+    return stands(found) == "behind" and cores.every_behind()
 
 
 def loop_alone() -> bool:

@@ -49,7 +49,7 @@ def early(label: str, *rivals: str) -> list[Pooled]:
 
 def by_times() -> dict[Key, Pooled]:
     """Returns all differences of the table."""
-    found = {}
+    found: dict[Key, Pooled] = {}
     for arm, rival in ((arm, rival) for arm in LOOPED for rival in RIVALS):
         cells = {times: beside(arm, rival, times) for times in (1, 4)} | {STOPPED: beside(arm, rival, STOPPED, early=True)}
         found |= {(arm, rival, times): each for times, each in cells.items() if each is not None}

@@ -184,7 +184,12 @@ def p(pair: Pooled | Gaps) -> float:
 
 def shares(values: Iterable[float]) -> str:
     """Returns percents seed by seed, with no more digits than they need, two at most: "100 / 99.91 / 99.9"."""
-    return " / ".join(f"{each:.2f}".rstrip("0").rstrip(".") for each in values)
+    return " / ".join(map(shortly, values))
+
+
+def shortly(value: float) -> str:
+    """Returns one of them."""
+    return f"{value:.2f}".rstrip("0").rstrip(".")
 
 
 def word(count: float) -> str:
@@ -193,9 +198,9 @@ def word(count: float) -> str:
     return WORDS[whole] if whole < len(WORDS) else f"{whole:,}"
 
 
-def count(value: int) -> str:
-    """Returns a whole number with commas."""
-    return f"{value:,}"
+def count(value: float) -> str:
+    """Returns a whole number with commas, or the nearest one."""
+    return f"{value:,.0f}"
 
 
 def rate(value: float) -> str:
@@ -229,7 +234,7 @@ def amounts(value: Amounts) -> Sequence[float]:
     return [each if isinstance(each, int | float) else each.difference for each in several(value)]
 
 
-NUMBERS = (size, signed, by_seed, plain_by_seed, alike, span, ends, interval, from_to, percents, word, count, rate, shares)
+NUMBERS = (size, signed, by_seed, plain_by_seed, alike, span, ends, interval, from_to, percents, word, count, rate, shares, shortly)
 VALUES = (far, mean, over_seeds, apart, turned, p)
 SAID = (stands, higher, decided, agree, seeds, told)
 OTHERS = {"listed": words, "open": open_, "stay": stay_decided}  # by names that mean something else in Python or here
