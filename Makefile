@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 LONG := long and not (slow or gpu or studies or ecosystem or browser or attack)
 
-.PHONY: setup demo test suite long studies bounds lint types bench docs clean
+.PHONY: setup demo test suite long studies bounds lint types bench docs clean pages
 
 demo: $(VENV)/.installed
 	$(BIN)/loopwright demo
@@ -46,6 +46,10 @@ $(VENV)/.installed: pyproject.toml loopwright/version.py
 	@echo 'installing loopwright and what it needs into $(VENV): a few minutes, most of it torch'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --config-settings editable_mode=compat -e '.[dev]'
 	touch $@
+
+# the study pages from the committed rows
+pages: $(VENV)/.installed
+	$(BIN)/python -m experiments.templates
 
 docs: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --config-settings editable_mode=compat -e '.[docs]'

@@ -3,7 +3,7 @@
     python -m experiments.overview experiments/results/overview
 
 A line is the loop's loss less that of its rival on `test`, with the interval over seeds. All come from rows of the studies, by
-the same functions that check the sentences of docs/when-to-loop.md. Left out are ASURA at other depths, retrofits at one rate for
+the same functions that docs/when-to-loop.md asks. Left out are ASURA at other depths, retrofits at one rate for
 all, and runs on text read 16 times that were not stopped early.
 """
 
@@ -16,14 +16,12 @@ from pathlib import Path
 
 from experiments.asura.plan import WHOLE
 from experiments.ouroboros.plan import AT_DEPTH, AT_ONE, CORES, ONCE_EQUAL, ONCE_LONGER, looping
-from experiments.readme.retrofit import cores, wide
-from experiments.readme.rows import WORDS, when
-from experiments.readme.text import asura, asura_text, repeats, whole_text
-from experiments.readme.text import updates as updates_of
+from experiments.readme.retrofit import cores
 from experiments.repeats.plan import FRESH, LONGER, STOPPED
-from experiments.seeds import Pooled, over_seeds, pooled
+from experiments.seeds import Pooled, pooled
 from experiments.sft.wide import EQUAL as WIDE_EQUAL
 from experiments.sft.wide import LONGER as WIDE_LONGER
+from experiments.templates import asura, repeats, sft, whole_text
 from loopwright.plot.drawing import Axes, Drawing, figure
 from loopwright.plot.style import COLOURS, INK
 
@@ -65,10 +63,10 @@ class Line:
 def scratch(rival: str) -> Iterator[Line]:
     """Yields models trained from the start on text beside plain layers."""
     for name, label in (("ASURA", WHOLE), ("bare loop", asura.NAIVE)):
-        for size, found in zip(asura.sizes(), asura.against(label, rival), strict=True):
+        for size, found in zip(asura.sizes(), asura.both(label, rival), strict=True):
             yield Line.of(f"{name}, {size} size, one rate for all", found)
     if rival == asura.FLOPS:
-        yield Line.of("ASURA, middle size, all of the text", asura_text.at_better_rates())
+        yield Line.of("ASURA, middle size, all of the text", asura.at_better_rates())
     for name in LOOPS:
         yield Line.of(f"{name}, own rates, text read once", repeats.beside(name, rival, 1))
         yield Line.of(f"{name}, own rates, text read four times", repeats.beside(name, rival, 4))
@@ -91,7 +89,7 @@ def retrofits(once: str, wide_once: str) -> Iterator[Line]:
         for size in CORES:
             found = pooled(cores.runs()[looping(size, how)], cores.runs()[once], "test")
             yield Line.of(f"retrofit, {size} layer{'s' * (size > 1)} looped, {told}", found)
-    yield Line.of(WIDE, wide.beside(wide_once))
+    yield Line.of(WIDE, sft.beside(wide_once))
 
 
 def equal_flops() -> list[Line]:
@@ -142,67 +140,18 @@ def dearer() -> str:
     scratched = [each for label in (WHOLE, asura.NAIVE) for each in asura.times(label, asura.PARAMETERS, "flops")]
     scratched += [spent_by(arm) / spent_by(asura.PARAMETERS) for arm in LOOPS]
     cut = [cores.training(looping(size, how)) / cores.training(ONCE_EQUAL) for how in PLACES for size in CORES]
-    cost = [*scratched, *cut, wide.cost()]
+    cost = [*scratched, *cut, sft.cost()]
     return f"{min(cost):.1f} to {max(cost):.1f} times the FLOPs"
 
 
-def million(arm: str, times: int) -> float:
-    """Returns how long the text is that an arm reads so often, in millions of tokens."""
-    row = repeats.kept()[arm, times][0]
-    return float(row["tokens"] / row["epochs"] / 1e6)
+def more_updates() -> list[float]:
+    """Returns how many times the FLOPs of the loops the four plain layers with more updates have."""
+    return [spent_by(LONGER) / spent_by(arm) for arm in LOOPS]
 
 
 def named(lines: Iterable[Line], verdict: str) -> list[str]:
     """Returns the names of the comparisons with seeds that have a verdict."""
     return [line.name for line in lines if not line.alone and line.verdict == verdict]
-
-
-def claims() -> Iterator[str]:
-    """Yields what docs/when-to-loop.md says of the figures."""
-    spent = [spent_by(LONGER) / spent_by(arm) for arm in LOOPS]
-    yield f"are four plain layers that spend {min(spent):.1f} to {max(spent):.1f} times the loop's FLOPs"
-    yield f"where the loop has {dearer()}"
-    found = equal_flops()
-    own = [f"ASURA, own rates, text read {times}" for times in ("once", "four times")]
-    overfit = [f"{name}, against more updates, {FOUR}" for name in LOOPS]
-    read = f"those read it {updates_of.often()} times, overfit, and were not stopped early"
-    told = f"Both loops are ahead of layers with more updates where the loop reads the text four times: {read}"
-    texts = [f"{length:.1f} million" for length in (million("ASURA", 1), million("ASURA", 4), whole_text.text())]
-    ahead = f"ASURA is ahead on {texts[0]} tokens read once and on {texts[1]} read four times"
-    behind = f"on all of the text ({texts[2]}) read four times it is behind"
-    yield when(
-        named(found, "lower") == [*own, *overfit] and f"ASURA, {ALL_TEXT}" in named(found, "higher"),
-        f"At equal updates and its own rate {ahead}; {behind}. {told}",
-    )
-    huginn = [name.replace("ASURA", "Huginn-like") for name in own]
-    sixteen = [f"{name}, against more updates, {SIXTEEN}" for name in LOOPS]
-    told = "the Huginn-like loop on text read once and four times, and both loops beside more updates on text read 16 times"
-    yield when(
-        named(found, "not resolved") == ["ASURA, middle size, one rate for all", *huginn, *sixteen],
-        f"Undecided are the middle size of ASURA, {told}. In all other lines with seeds the loop is behind",
-    )
-    found = equal_parameters()
-    ahead, behind, neither = (named(found, verdict) for verdict in ("lower", "higher", "not resolved"))
-    alone = [name for name in neither if name.startswith("ASURA")] == [f"ASURA, {SIXTEEN}"]
-    led = alone and not any(name.startswith("ASURA") for name in behind)
-    yield when(led, "ASURA is ahead but for the undecided line of text read sixteen times")
-    open_ones = [name for name in neither if name.startswith("Huginn-like")]
-    led = [name for name in ahead if name.startswith("Huginn-like")] == [f"Huginn-like, {ALL_TEXT}"]
-    told = "Of the four lines of the Huginn-like loop the last one (all of the text read four times) is ahead"
-    yield when(led and len(open_ones) == 3, f"{told}, the others are undecided")
-    small, middle = (f"bare loop, {size} size, one rate for all" for size in asura.sizes())
-    bare = small in ahead and middle in behind
-    yield when(bare, "The bare loop is ahead at the small and behind at the middle size")
-    yield when(WIDE in ahead, "The retrofit with all weights trained is ahead")
-    adapters = [[name for name in names if name.startswith("retrofit") and name != WIDE] for names in (ahead, behind, neither)]
-    first, last, rest = (WORDS[len(names)] for names in adapters)
-    yield f"Of six retrofits with adapters {first} is ahead, {last} are behind and {rest} is undecided"
-    third = f"retrofit, 3 layers looped, {PLACES[AT_ONE]}"
-    low, high = over_seeds(repeats.on_ood(*(whole_text.NAMES[arm] for arm in ("Huginn-like", asura.PARAMETERS)), whole_text.TIMES))
-    told = "The lead of the Huginn-like loop on all of the text is not decided on the second text either"
-    yield when(led and low < 0 < high, told)
-    split = third in behind and looping(3, AT_ONE) in cores.standing("not decided")
-    yield when(split, "one, three layers from layer 8, is not decided on the second text")
 
 
 def draw_all() -> dict[str, Drawing]:

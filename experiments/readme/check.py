@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from experiments import overview
-from experiments.readme import decision, headline, origins, speed
-from experiments.readme.inside import orbits, stages, trained, untrained
+from experiments.readme import headline, origins, speed, text
+from experiments.readme.inside import orbits, trained, untrained
 from experiments.readme.retrofit import (
     cores,
     corrected,
@@ -26,12 +25,8 @@ from experiments.readme.retrofit import (
     rates_again,
     rates_twice,
     sicp,
-    thirds,
-    wide,
 )
-from experiments.readme.tasks import distributions, halting, hops, learned, stars, swaps
-from experiments.readme.text import asura, asura_parts, asura_text, depths, repeats, test_time, updates, whole_text
-from experiments.readme.text import corrected as many
+from experiments.readme.tasks import distributions, learned, stars
 
 ROOT = Path(__file__).parents[2]
 # a target, an image and a code span hold no result, but which text a result is of is written as code
@@ -71,40 +66,13 @@ PLACES = (
     Place("docs/stars.md", "On language", language.chat_claims),
     Place("docs/stars.md", "On language", exact.claims),
     Place("docs/stars.md", "Again", stars.origin_claims),
-    Place("docs/when-to-loop-retrofit.md", "A wide-core retrofit", language.text_claims),
-    Place("docs/when-to-loop-retrofit.md", "A wide-core retrofit", wide.claims),
-    Place("docs/when-to-loop-retrofit.md", "A wide-core retrofit", thirds.claims),
-    Place("docs/when-to-loop-retrofit.md", "In short", language.brief_claims),
-    Place("docs/when-to-loop-retrofit.md", "In short", rates_again.loop_claims),
-    Place("docs/when-to-loop-retrofit.md", "In short", cores.loop_claims),
-    Place("docs/when-to-loop.md", "What was measured", decision.table_claims, decision.SETTINGS),
-    Place("docs/when-to-loop.md", "", decision.claims),
-    Place("docs/when-to-loop.md", "Text, in two pictures", overview.claims),
-    Place("docs/when-to-loop-text.md", "In short", repeats.brief_claims),
-    Place("docs/when-to-loop-text.md", "In short", updates.brief_claims),
-    Place("docs/when-to-loop-text.md", "In short", whole_text.brief_claims),
-    Place("docs/when-to-loop-text.md", "In short", depths.brief_claims),
-    Place("docs/when-to-loop-text.md", "Text that runs out", repeats.claims),
-    Place("docs/when-to-loop-text.md", "Text that runs out", updates.claims),
-    Place("docs/when-to-loop-text.md", "Text that runs out", whole_text.claims),
-    Place("docs/when-to-loop-text.md", "", whole_text.page_claims),
-    Place("docs/when-to-loop-text.md", "Text that runs out", test_time.claims),
-    Place("docs/when-to-loop-text.md", "Text that runs out", depths.claims),
-    Place("docs/when-to-loop-text.md", "In short", trained.loop_claims),
-    Place("docs/when-to-loop-text.md", "In short", asura_parts.loop_claims),
-    Place("docs/when-to-loop-text.md", "Limits", depths.limit_claims),
-    Place("docs/when-to-loop-text.md", "", asura.loop_claims),
-    Place("docs/when-to-loop-text.md", "", asura_text.loop_claims),
-    Place("docs/longer.md", "", stars.longer_claims),
-    Place("docs/halting.md", "", halting.claims),
     Place("docs/inside.md", "", untrained.claims),
-    Place("docs/inside-stages.md", "", stages.claims),
     Place("docs/inside-training.md", "", trained.claims),
     Place("docs/inside-training.md", "", orbits.claims),
-    Place("docs/inside-training.md", "Huginn's norms", whole_text.norms_claims),
+    Place("docs/inside-training.md", "Huginn's norms", text.norms_claims),
     Place("docs/coverage.md", "Rows that name no commit", origins.claims),
     Place("docs/coverage.md", "A mechanistic analysis", orbits.coverage_claims),
-    Place("docs/coverage.md", "ASURA", depths.coverage_claims),
+    Place("docs/coverage.md", "ASURA", text.depth_claims),
     Place("docs/coverage.md", "STARS", stars.coverage_claims),
     Place("docs/coverage.md", "STARS", distributions.coverage_claims),
     Place("docs/ouroboros.md", "", ouroboros.claims),
@@ -117,15 +85,6 @@ PLACES = (
     Place("docs/ouroboros.md", "Cores of 1, 3 and 6 layers", cores.claims, cores.SETTINGS),
     Place("docs/ouroboros.md", "", cores.page_claims),
     Place("docs/training.md", "", rates_twice.training_claims),
-    Place("docs/asura.md", "", asura.claims),
-    Place("docs/asura.md", "", asura_parts.claims),
-    Place("docs/asura.md", "", asura_text.claims),
-    Place("docs/asura.md", "", whole_text.asura_claims),
-    Place("docs/asura.md", "", many.asura_claims),
-    Place("docs/when-to-loop-text.md", "Text that runs out", many.text_claims),
-    Place("docs/asura.md", "", depths.asura_claims),
-    Place("docs/when-to-loop-tasks.md", "", hops.claims),
-    Place("docs/when-to-loop-tasks.md", "", swaps.claims),
     Place("docs/speed.md", "Measured", speed.claims, speed.SETTINGS),
 )
 

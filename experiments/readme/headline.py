@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 from experiments import overview
 from experiments.pages import words
-from experiments.readme import decision, speed
+from experiments.readme import speed, text
 from experiments.readme.inside import orbits, untrained
 from experiments.readme.retrofit import cores, corrected, language, own_rates, rates_again, rates_twice
-from experiments.readme.rows import WORDS, when
-from experiments.readme.tasks import hops, learned, stars
-from experiments.readme.text import asura, asura_parts, depths, repeats, whole_text
+from experiments.readme.rows import WORDS, of, when
+from experiments.readme.tasks import learned, stars
 from experiments.stars.tables import accuracy
+from experiments.templates import asura, hops, lengths, loops
 
 SETTINGS = (
     "where its 95 % interval over seeds (three, unless another number is given) excludes 0",
@@ -30,16 +30,16 @@ SETTINGS = (
 
 def verdicts() -> Iterator[str]:
     """Yields the answers in bold, as far as the rows bear them out."""
-    yield when(decision.pays_on_hops(), "**On a synthetic task, where parameters are scarce and many steps in a row are needed.")
-    yield when(not decision.loop_alone(), "On text it is not shown that the loop pays at equal FLOPs")
-    shown = {each.verdict for each in asura.against(asura.WHOLE, asura.FLOPS)} == {"lower"}
+    yield when(loops.pays_on_hops(), "**On a synthetic task, where parameters are scarce and many steps in a row are needed.")
+    yield when(not loops.loop_alone(), "On text it is not shown that the loop pays at equal FLOPs")
+    shown = {each.verdict for each in asura.both(asura.WHOLE, asura.FLOPS)} == {"lower"}
     yield when(not shown, "**At nearly equal FLOPs this is not shown**")
     none = "**On held-out text no gain was found at equal training FLOPs, where no text is read twice.**"
-    yield when(decision.every_retrofit_behind(), none)
+    yield when(loops.every_retrofit_behind(), none)
     right = all(accuracy(run)[1000] == 1 for run in stars.runs_of()["target"]["addition-stable"])
     yield when(right, "**On addition, not with our recipe.")
     yield when(stars.released()[1] == "not decided", "**For accuracy that is not shown, and the penalty as printed was not run.**")
-    yield when(min(stars.longer()[1]) > 0.95, "**Yes, with an attention window that fits the task**: trained on 4 to 8 digits")
+    yield when(min(lengths.random()) > 95, "**Yes, with an attention window that fits the task**: trained on 4 to 8 digits")
 
 
 def claims() -> Iterator[str]:
@@ -57,27 +57,23 @@ def claims() -> Iterator[str]:
     yield f"comes to rest (at every depth measured from {stars.rests_from()[0]} on)"
     yield learned.price()
     yield from language.headline_claims()
-    least, random, rows, seeds = stars.longer()
-    yield f"at depths {words(stars.BEYOND)} (at least {100 * least:.1f} % of {rows} rows with long carries, {seeds} seeds;"
-    yield f"random digits: {100 * min(random):.1f} % with the worst seed"
+    least, seeds = min(lengths.beyond()), of(len(lengths.runs()), len(lengths.runs()))
+    yield f"at depths {words(lengths.BEYOND)} (at least {least:.1f} % of {lengths.rows():,} rows with long carries, {seeds} seeds;"
+    yield f"random digits: {min(lengths.random()):.1f} % with the worst seed"
     yield from own_rates.headline_claims()
     yield from rates_again.headline_claims()
     yield from rates_twice.headline_claims()
     yield from corrected.headline()
     yield cores.headline()
-    yield f"At nearly equal parameters yes (at equal updates and one rate, {asura.at_equal_parameters()})"
-    small, middle, chance, decided = asura.equal_flops()
-    size = f"behind by {small:.3f} at the small size ({asura.small_flops()})"
-    yield f"{size}, ahead by {middle:.3f} at the middle one ({chance}, {decided})"
-    yield asura_parts.short()
-    yield f"one layer run eight times {hops.same_task()}"
+    yield f"At nearly equal parameters yes (at equal updates and one rate, {text.at_equal_parameters()})"
+    yield text.equal_flops()
+    yield text.parts()
+    part = f"with 1/{hops.times_smaller()} of the parameters and equal FLOPs"
+    yield f"one layer run eight times solves what eight layers solve, {part}"
     yield when(hops.none_far(), "no model answers 24 hops")
-    ahead = any(each.verdict == "lower" for each in overview.equal_parameters())
-    yield when(ahead, f"at equal parameters some loops are ahead, for {overview.dearer()}")
-    yield from repeats.short()
-    yield whole_text.short()
-    yield whole_text.steps_in_short()
-    yield depths.short()
+    some = any(each.verdict == "lower" for each in overview.equal_parameters())
+    yield when(some, f"at equal parameters some loops are ahead, for {overview.dearer()}")
+    yield from text.claims()
     yield from orbits.headline()
     yield f"reaches {speed.share_of_bound(1):.2f} of the bandwidth bound"
     yield f"and {speed.share_of_bound(32):.2f} at batch 32"

@@ -7,10 +7,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from experiments.seeds import Pooled
+from experiments.templates.words import WORDS
 
 RESULTS = Path(__file__).parents[1] / "results"
-WORDS = ("none", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 
 
 def rows_of(path: str) -> list[dict[str, Any]]:
@@ -39,16 +38,6 @@ def when(so: bool, text: str) -> str:
 def line(*cells: str) -> str:
     """Returns a row of a table."""
     return f"| {' | '.join(cells)} |"
-
-
-def interval(low: float, high: float, digits: int = 3) -> str:
-    """Returns the ends of an interval, with their signs."""
-    return f"{low:+z.{digits}f} to {high:+z.{digits}f}".replace("-", "−")
-
-
-def sizes(found: Iterable[Pooled], digits: int = 3) -> str:
-    """Returns how large differences are, one after the other: "0.071 and 0.054"."""
-    return " and ".join(f"{abs(each.difference):.{digits}f}" for each in found)
 
 
 def from_to(values: Iterable[float], digits: int = 3) -> str:

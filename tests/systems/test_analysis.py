@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 import loopwright as lw
+from loopwright.analysis.prompts import SETS
 from loopwright.analysis.summary import PUBLISHED, LimitOptions, summarise
 from loopwright.analysis.trace.single_prompt import neuron_shares
 from loopwright.cli.runs import analyze
@@ -162,6 +163,7 @@ def test_neurons_of_huginn_leave_out_the_norms_on_the_residual_stream() -> None:
 
 @differs(SYSTEM, "questions of an analysis")
 def test_an_analysis_asks_32_questions() -> None:
+    assert SETS["hellaswag"][0][0] == "hellaswag_val"
     assert inspect.signature(analyze).parameters["examples"].default == 32
 
 
@@ -202,7 +204,7 @@ def test_the_recipe_of_5_1() -> None:
     assert found.updates * found.batch * found.data["length"] == pytest.approx(3.7e9, rel=1e-3)
 
 
-@differs(SYSTEM, "optimiser, rate, batch and vocabulary of 5.1")
+@differs(SYSTEM, "optimiser, rate, batch, vocabulary and parts of 5.1")
 def test_what_the_paper_does_not_print_of_5_1_is_ours() -> None:
     found = recipe("stages-pretrain", [])
     assert (found.optim["kind"], found.optim["lr"], found.batch, found.model["changes"]["vocab_size"]) == (
@@ -211,6 +213,8 @@ def test_what_the_paper_does_not_print_of_5_1_is_ours() -> None:
         256,
         49152,
     )
+    config = lw.LoopedConfig(**found.model["changes"])
+    assert config.tie_word_embeddings and config.mlp == "swiglu" and not config.embedding_norm and found.data.get("apart", True)
 
 
 @differs(SYSTEM, "path in two directions (Figures 5, 26 to 28)")

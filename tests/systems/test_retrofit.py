@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -125,6 +126,21 @@ def test_text_is_another() -> None:
     assert recipe("retrofit-curriculum", ["data.dataset=some/other"]).data["dataset"] == "some/other"
     with pytest.raises(ValueError, match="dataset"):
         recipe("retrofit-curriculum", ["data.dataset=[one, two]"])
+
+
+@differs(SYSTEM, "tokens of a row")
+def test_a_row_asks_for_one_token_less_than_it_reads(tmp_path: Path) -> None:
+    from loopwright.data.build import build_data
+    from tests.data.words import save_words
+
+    save_words(tmp_path / "tokenizer")
+    (tmp_path / "text.jsonl").write_text('{"text": " the a "}\n' * 40)
+    data = {"kind": "text", "files": str(tmp_path / "text.jsonl"), "tokenizer": str(tmp_path / "tokenizer"), "valid": 4}
+    rows = build_data({**data, "length": 8, "apart": False}, tmp_path / "shards").train.batch([0, 1])
+    assert rows.input_ids.shape == (2, 8) and (rows.labels[:, 1:] != -100).sum(1).tolist() == [7, 7]
+    assert int(rows.input_ids[0, -1]) == int(rows.input_ids[1, 0])
+    words = lw.tokenizer(tmp_path / "tokenizer")
+    assert " the a " in words.decode(rows.input_ids.flatten())
 
 
 @differs(SYSTEM, "warm-up")

@@ -31,7 +31,7 @@ def test_updates_are_counted_logged_and_given_up(tmp_path: Path) -> None:
         {**PLAIN, "updates": 9, "patience": 1, "validate": {"every": 2, "rows": 4}, "save": {"every": 1, "best": False}}
     )
     processes, told = join(), []
-    with own_folder(tmp_path / "run", processes) as run, StopRequest(told=False) as stop:
+    with own_folder(tmp_path / "run", processes, resume=False) as run, StopRequest(told=False) as stop:
         job = start_job(recipe, run, processes, resume=False, reporter=Silent())
 
         def hear(found: dict[str, Any]) -> bool:

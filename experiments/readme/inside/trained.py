@@ -178,19 +178,6 @@ def norms_claims() -> Iterator[str]:
     yield when(len(early[0]) == len(early[1]), f"{told} were trained by an earlier version of the code.")
 
 
-def loop_claims() -> Iterator[str]:
-    """Yields what docs/when-to-loop-text.md says of these models."""
-    few, many = (beside(LOOP, DENSE[layers]) for layers in (8, 20))
-    p, q = (3 * paired_p(each.of_seeds) for each in (few, many))
-    rivals = f"({size_share(DENSE[8])} of its parameters) or 20 ({flops(DENSE[20]) / flops(LOOP):.2f} of its FLOPs)"
-    yield f"layers with the same norms: 8 {rivals}"
-    yield when(
-        in_a_word(few) == "ahead, decided" and in_a_word(many) == "behind, decided" and q < 0.05 < p,
-        f"ahead of 8 by {-few.mean:.3f}, for {flops(LOOP) / flops(DENSE[8]):.1f} times their FLOPs (decided; after a Bonferroni "
-        f"correction for three comparisons not); behind 20 by {many.mean:.3f} (decided, after the correction too)",
-    )
-
-
 def beside(first: Row, second: Row) -> Apart:
     """Returns how one model does against another."""
     both = apart(with_norms(), first, second)

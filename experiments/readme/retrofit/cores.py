@@ -17,6 +17,7 @@ from experiments.pages import Result, difference, percent, results, words
 from experiments.readme.retrofit.ouroboros import Runs, all_runs
 from experiments.readme.rows import RESULTS, WORDS, from_to, line, of, rows_of, when
 from experiments.seeds import best_depth, mean_loss, paired_p, pooled, reports
+from experiments.templates.words import rate
 
 SETTINGS = (
     "Cores of 1, 3 and 6 layers Does",
@@ -122,7 +123,7 @@ def setting_claims() -> Iterator[str]:
     yield f"{fewer}, for which a looped row takes {cost()} times the training FLOPs"
     yield f"{longer}; the looped rows have {cost(ONCE_LONGER)} times its FLOPs"
     rates, seeds = set(best_rates(tried(), RATES).values()), words(SEEDS)
-    told = f"The best is {words([plain_rate(rate) for rate in rates])} for each of the {WORDS[len(ARMS)]} rows"
+    told = f"The best is {words([*map(rate, rates)])} for each of the {WORDS[len(ARMS)]} rows"
     yield when(len(best_rates(tried(), RATES)) == len(ARMS) and len(rates) == 1, told)
     yield f"Fresh seeds {seeds} were measured"
     yield when(not any(run["skipped"] for run in tried()), "on `test` and `ood`. No update was skipped")
@@ -137,10 +138,10 @@ def tokens(label: str) -> str:
     return f"{runs()[label][0]['tokens'] / 1e6:.1f} million tokens"
 
 
-def plain_rate(rate: float) -> str:
-    """Returns a rate as the page writes it: 1.2e-2."""
-    mantissa, power = f"{rate:.1e}".split("e")
-    return f"{mantissa.removesuffix('.0')}e{int(power)}"
+def more_trained() -> str:
+    """Returns by which part the layers run once have more trained parameters than a looped row."""
+    (once,), (core,) = ({runs()[label][0]["trainable"] for label in labels} for labels in (UPDATES, LOOPED))
+    return percent(once / core - 1, 0)
 
 
 def training(label: str) -> float:
@@ -296,7 +297,7 @@ def limits() -> Iterator[str]:
     yield when(min(near) > largest, f"{told}, more than this lead.")
     broken = {label: each[RATES[-1]] for label, each in losses.items() if each[RATES[-1]] - min(each.values()) > BROKEN}
     ends = words([f"{broken[label]:.2f}" for label in UPDATES if label in broken])
-    yield when(set(broken) == set(UPDATES), f"At {plain_rate(RATES[-1])} the layers run once break (they end at {ends}).")
+    yield when(set(broken) == set(UPDATES), f"At {rate(RATES[-1])} the layers run once break (they end at {ends}).")
     yield f"Each row has {WORDS[len(SEEDS)]} seeds and {tokens(ONCE_EQUAL)} ({tokens(ONCE_LONGER)[:3]} for the longer run)."
     (once,), (core,) = ({runs()[label][0]["trainable"] for label in labels} for labels in (UPDATES, LOOPED))
     yield f"The layers run once have {percent(once / core - 1, 0)} more trained parameters, all of them in adapters."
@@ -320,21 +321,6 @@ def page_claims() -> Iterator[str]:
 def corrected(told: str) -> str:
     """Returns where the lead is decided once it is corrected for the number of looped rows."""
     return when(holds_corrected() == [True, False], f"after a Bonferroni correction for {WORDS[len(LOOPED)]} rows {told}")
-
-
-def loop_claims() -> Iterator[str]:
-    """Yields what docs/when-to-loop-retrofit.md says in its short part."""
-    test, ood = (f"{-value:.3f}" for value in beside(best(), ONCE_EQUAL).apart)
-    verdicts = f"{WORDS[len(standing('behind'))]} behind (decided), {WORDS[len(standing('not decided'))]} undecided"
-    tokens = f"at equal tokens, for {cost()} times the training FLOPs, one core of three is **ahead** by {test} and {ood} nats"
-    flops = f"at equal training FLOPs all six are **behind** {all_behind(2)} (decided)"
-    yield f"{tokens} (two texts, decided; {corrected('on the first only')}) and the other five are not ({verdicts}); {flops}"
-    yield (
-        f"one of six looped rows is ahead at equal tokens, by {test} (decided; {corrected('on one of two texts only')}), and "
-        f"all six are behind at equal training FLOPs, {all_behind(2)} (decided)"
-    )
-    (once,), (core,) = ({runs()[label][0]["trainable"] for label in labels} for labels in (UPDATES, LOOPED))
-    yield f"the same layers run once, {percent(once / core - 1, 0)} more trained parameters, no gate"
 
 
 def headline() -> str:

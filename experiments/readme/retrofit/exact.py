@@ -6,17 +6,18 @@ from collections.abc import Iterator
 from statistics import mean
 
 from experiments.pages import difference
-from experiments.readme.retrofit.language import FARTHEST, runs_of
+from experiments.readme.retrofit.language import FARTHEST
 from experiments.seeds import decided, over_seeds
 from experiments.sft.plan import TRAINED
 from experiments.sft.tables import DEPTHS
+from experiments.templates import sft
 
 FIXED, PENALTY, RANDOM = "fixed", "fixed-penalty", "random"
 
 
 def right(label: str, depth: int) -> list[float]:
     """Returns the share of chats in per cent whose result is right, seed by seed."""
-    return [100 * run["results"][DEPTHS.index(depth)] for run in runs_of()[label]]
+    return [100 * run["results"][DEPTHS.index(depth)] for run in sft.chats()[label]]
 
 
 def points(differences: list[float]) -> str:

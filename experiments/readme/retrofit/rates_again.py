@@ -264,13 +264,6 @@ def headline_claims() -> Iterator[str]:
     yield f"at depths {words(kept()[TOKEN, DIAGONAL])} it is ahead (decided in both)"
 
 
-def loop_claims() -> Iterator[str]:
-    """Yields what docs/when-to-loop-retrofit.md says."""
-    tables = behind_lora(STATIC)
-    told = f"{tables.far} {tables.stands} LoRA of about their size on all layers ({tables.word}"
-    yield f"low-rank tables on the looped layer alone are {told}"
-
-
 def claims() -> Iterator[str]:
     """Yields what the study's page says."""
     for part in (side_by_side, pairs_by_depth, run_that_diverged, came_back, lora, leak, third_seeds, skipped):

@@ -25,8 +25,8 @@ from experiments.pages import Result, percent
 from experiments.readme.retrofit.ouroboros import all_runs
 from experiments.readme.retrofit.own_rates import beside, own_runs
 from experiments.readme.rows import RESULTS, WORDS, line, when
-from experiments.readme.text.repeats import told
 from experiments.seeds import Pooled, held, of_documents, pooled, share_of_gap
+from experiments.templates.words import told
 
 TEXT, SOURCE = "ood", "sarabander/sicp"
 ONE_RATE = (GATE, CONTROLLER, NORMED, BLIND, STATIC, ONCE, BEST, BEST_STATIC, BEST_ONCE)

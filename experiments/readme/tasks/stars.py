@@ -1,4 +1,4 @@
-"""What docs/stars.md and docs/longer.md say about addition."""
+"""What docs/stars.md says about addition."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 
 from experiments.pages import Result, words
-from experiments.readme.rows import RESULTS, WORDS, line, of, only, rows_of, when
+from experiments.readme.rows import RESULTS, WORDS, line, of, rows_of, when
 from experiments.seeds import over_seeds, paired_p
 from experiments.stars.plan import AGAIN
 from experiments.stars.tables import SOLVED, Runs, accuracy, change_at_100, radius_at_100, read, side_by_side
@@ -23,7 +23,6 @@ LINES = {
 }
 DEPTHS = (4, 8, 32, 100, 1000)
 PENALTY_DEPTHS = (8, 32, 100, 1000)
-BEYOND = (96, 128, 256)  # depths beyond every length
 REST = 1e-6  # a relative change of the state below which it is rounding
 STACKS = ("1+core+0", "0+core+1", "1+core+1")
 TABLE_SETTINGS = (
@@ -361,29 +360,3 @@ def grown(run: Result) -> str:
 
 def _at(run: Result, depths: Sequence[int]) -> list[str]:
     return [side_by_side([100 * accuracy(run)[depth]]) for depth in depths]
-
-
-@cache
-def longer() -> tuple[float, list[float], str, str]:
-    """Returns of longer numbers: the least exact match beyond every length, that of random digits by seed, rows, seeds."""
-    runs = [run for run in rows_of("longer/runs.jsonl") if run["arm"] == "penalty"]
-    least = min(
-        held["exact"][held["depth"].index(depth)] for run in runs for held in run["found"]["test"].values() for depth in BEYOND
-    )
-    random = [run["found"]["random"]["length-64"]["exact"][-1] for run in runs]
-    rows = {f"{held['rows']:,}" for run in runs for held in run["found"]["test"].values()}
-    return least, random, " and ".join(sorted(rows)), of(len(runs), len(runs))
-
-
-def longer_claims() -> Iterator[str]:
-    """Yields what docs/longer.md says of them."""
-    least, random, rows, seeds = longer()
-    depths = words(BEYOND)
-    yield f"at depths {depths} at least {100 * least:.1f} % of {rows} rows at every length from 4 to 64 digits, on {seeds} seeds"
-    first, second, third = (f"{100 * each:.4g}" for each in random)
-    yield f"Random digits at 64: {first}, {second} and {third} % with it"
-    yield f"an update with the penalty takes {only('longer/cost-h200.jsonl')['ratio']:.3f} times one without on an H200"
-    (commit,) = {run["origin"]["commit"][:7] for run in rows_of("longer/runs.jsonl") if run["origin"]["changed"]}
-    count = sum(run["origin"]["devices"] == ["NVIDIA H200"] and run["origin"]["changed"] for run in rows_of("longer/runs.jsonl"))
-    where = "on one H200, from a working tree with changes that their commit"
-    yield f"The {WORDS[count]} rows of this page were made {where} ({commit}) does not hold"

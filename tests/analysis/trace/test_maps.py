@@ -81,6 +81,7 @@ def test_who_has_the_kernel(monkeypatch, triton: bool, compiler: bool):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: {0: (7, 5), 1: (8, 0)}[device])
     monkeypatch.setattr(offer, "find_spec", lambda name: "spec" if triton and name == "triton" else None)
     monkeypatch.setattr(offer, "which", lambda name: name if compiler and name == "gcc" else None)
+    monkeypatch.setattr(offer, "is_plain", lambda x: True)  # these stand for tensors
     assert offer.has_kernels(SimpleNamespace(is_cuda=True, dtype=torch.bfloat16, device=1)) == (triton and compiler)
     assert not offer.has_kernels(SimpleNamespace(is_cuda=True, dtype=torch.float64, device=1))
     assert not offer.has_kernels(SimpleNamespace(is_cuda=True, dtype=torch.float16, device=0))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from experiments.readme.tasks import exits
+from experiments.templates import exits
 from tests.experiments.hops.made import made
 
 EXACT = dict.fromkeys(range(1, 17), 1.0) | {24: 0.2, 32: 0.1}
