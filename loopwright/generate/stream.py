@@ -165,5 +165,5 @@ def _endings(model: LoopedForCausalLM, tokenizer: PreTrainedTokenizerBase) -> di
     """Returns the end and padding tokens that the model's own generation config does not name but its tokenizer does."""
     generation, ends = model.generation_config, end_tokens(model, tokenizer)
     pad = generation.pad_token_id if generation.pad_token_id is not None else tokenizer.pad_token_id
-    endings = {"eos_token_id": ends or None, "pad_token_id": next(iter(ends), None) if pad is None else pad}
+    endings = {"eos_token_id": ends or None, "pad_token_id": next(iter(ends), 0) if pad is None else pad}
     return {name: value for name, value in endings.items() if value is not None}

@@ -22,6 +22,7 @@ from loopwright.generate.generation_config import (
     REFUSED,
     REFUSED_DRAWING,
     check_offered,
+    end_tokens,
     new_tokens,
     settled,
     stop_strings,
@@ -193,6 +194,55 @@ def test_values_that_mean_nothing_are_refused() -> None:
     with pytest.raises(ValueError, match="max_length 5 leaves no room after a prompt of 5 tokens; give max_new_tokens"):
         new_tokens(model, 5, 128)
     assert new_tokens(model, 2, 128) == 3
+
+
+MALFORMED: list[tuple[str, Any]] = [
+    ("do_sample", 1), ("do_sample", "yes"), ("eos_token_id", "34"), ("eos_token_id", ["34"]), ("eos_token_id", True),
+    ("eos_token_id", 3.0), ("stop_strings", ""), ("stop_strings", ["a", ""]), ("stop_strings", [1]), ("stop_strings", 7),
+    ("max_new_tokens", 2.5), ("max_new_tokens", True), ("max_new_tokens", "7"), ("max_length", 5.5), ("max_length", 0),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "value"), MALFORMED)
+def test_values_of_another_form_are_refused_on_every_path(name: str, value: Any) -> None:
+    model, ids = make("huginn-tiny", **SMALL), torch.tensor([[3]])
+    engine = Engine(model, WORDS, max_rows=1, max_tokens=40)
+    setattr(model.generation_config, name, value)
+    message = rf"^generation_config: {name} is .*; allowed: "
+    for ask in (
+        lambda: Engine(model, WORDS),
+        lambda: engine.submit([3]),
+        lambda: stream(model, WORDS, ids, write=print),
+        lambda: stream_uneven(model, WORDS, ids, write=print, draft_depth=1),
+    ):
+        with pytest.raises(ValueError, match=message) as caught:
+            ask()
+        assert "\n" not in str(caught.value)
+    engine.close()
+
+
+@pytest.mark.parametrize("form", [tuple, torch.tensor])
+def test_end_tokens_may_be_a_tuple_or_a_tensor_as_in_generate(form: Any) -> None:
+    model, ids = make("huginn-tiny", **SMALL), torch.tensor([[3, 5]])
+    plain = model.generate(ids, max_new_tokens=6, do_sample=False, eos_token_id=None)[0, 2:].tolist()
+    model.generation_config.eos_token_id = form([plain[2], 90])
+    said = model.generate(ids, max_new_tokens=6, pad_token_id=0)[0, 2:].tolist()
+    with Engine(model, WORDS, max_rows=1, max_tokens=40) as engine:
+        assert engine.submit(ids, max_new_tokens=6).result(60).tokens == said
+    assert len(said) < 6
+    assert stream(model, WORDS, ids, write=lambda text: None, max_new_tokens=6).tokens == len(said)
+
+
+@pytest.mark.parametrize("end", [[], -1, 500, [500, -2, -96]])
+def test_end_tokens_that_the_model_never_says_end_nothing_and_leave_the_others_alone(end: Any) -> None:
+    model, ids = make("huginn-tiny", **SMALL), torch.tensor([[3, 5]])
+    plain = model.generate(ids, max_new_tokens=6, do_sample=False, eos_token_id=None)[0, 2:].tolist()
+    model.generation_config.eos_token_id = [end, plain[0] - 96] if isinstance(end, int) else end
+    assert end_tokens(model, WORDS) == []
+    with Engine(model, WORDS, max_rows=2, max_tokens=80) as engine:
+        requests = [engine.submit(ids, max_new_tokens=6, min_new_tokens=least) for least in (0, 6)]
+        assert [request.result(60).tokens for request in requests] == [plain, plain]
+    assert stream(model, WORDS, ids, write=lambda text: None, max_new_tokens=6).tokens == 6
 
 
 def test_a_penalty_of_one_counts_nothing() -> None:

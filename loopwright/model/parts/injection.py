@@ -131,7 +131,8 @@ class DiagonalInjection(Injection):
 
     def decay(self) -> Tensor:
         """Returns the factor of each channel of the state, strictly between 0 and 1."""
-        rate, size = self.rate.float().clamp(max=80.0), F.softplus(self.step_size.float())
+        wide = torch.promote_types(self.rate.dtype, torch.float32)
+        rate, size = self.rate.to(wide).clamp(max=80.0), F.softplus(self.step_size.to(wide))
         limits = torch.finfo(self.rate.dtype)
         # the bounds keep the factor off 0 and 1 where the dtype would round to them
         return torch.exp(-size * rate.exp()).to(self.rate.dtype).clamp(limits.tiny, 1 - limits.eps / 2)

@@ -322,3 +322,13 @@ def test_caches_that_cannot_be_taken_are_refused():
         model.generate(IDS, cache_implementation="offloaded", **GREEDY)
     with pytest.raises(ValueError, match="cache_implementation 'offloaded_static'; allowed: dynamic, static, offloaded, quantized"):
         model.generate(IDS, cache_implementation="offloaded_static", **GREEDY)
+
+
+@pytest.mark.parametrize("pooling", ["prefix", "chunk"])
+def test_a_halting_value_that_asks_for_a_running_sum_again(pooling: str) -> None:
+    controller = {"kind": "controller", "pooling": pooling, "rank": 2, "style": 4, **({"chunk": 2} if pooling == "chunk" else {})}
+    model = noisy("universal-tiny", adapters=[controller], max_steps=4).double().eval()
+    ids, cache = torch.tensor([[3, 5, 7, 2, 9, 4]]), DynamicCache()
+    with torch.no_grad():
+        parts = [model(ids[:, a:b], past_key_values=cache).logits for a, b in ((0, 3), (3, 4), (4, 6))]
+        assert (torch.cat(parts, 1) - model(ids, use_cache=False).logits).abs().max() < 1e-9

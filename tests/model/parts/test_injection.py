@@ -131,6 +131,15 @@ def test_diagonal_contracts_in_every_dtype(dtype, value):
     assert ((decay > 0) & (decay < 1)).all(), decay
 
 
+def test_diagonal_factor_has_the_precision_of_its_dtype():
+    part = made("diagonal", torch.float64)
+    expected = torch.exp(-F.softplus(part.step_size) * part.rate.exp())
+    assert gap(part.decay(), expected) < 1e-14
+    gradients = [torch.autograd.grad(factor.sum(), [part.rate, part.step_size]) for factor in (part.decay(), expected)]
+    for got, wanted in zip(*gradients, strict=True):
+        assert gap(got, wanted) < 1e-14
+
+
 @pytest.mark.parametrize("decay", [None, 0.2, math.exp(-1)])
 def test_diagonal_start(decay):
     """Parcae starts at √(1/5), so that the state's share of the variance is a fifth; B is the identity."""
