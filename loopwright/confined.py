@@ -310,11 +310,16 @@ def _limit(seconds: int) -> None:
         import resource
     except ModuleNotFoundError:  # not on Windows: there the clock alone ends it
         return
+
+    def allow(kind: int, most: int) -> None:
+        hard = resource.getrlimit(kind)[1]  # of the shell or the cluster, which may not be raised
+        resource.setrlimit(kind, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
+
     taken = sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
-    resource.setrlimit(resource.RLIMIT_CPU, (int(taken) + seconds + 1, resource.RLIM_INFINITY))
+    allow(resource.RLIMIT_CPU, int(taken) + seconds + 1)
     with contextlib.suppress(OSError, ValueError):
         pages = int(Path("/proc/self/statm").read_text().split()[0])
-        resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + MEMORY, resource.RLIM_INFINITY))
+        allow(resource.RLIMIT_AS, pages * resource.getpagesize() + MEMORY)
 
 
 if __name__ == "__main__":

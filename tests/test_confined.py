@@ -198,3 +198,22 @@ def test_a_verb_ends_with_one_line(
     said = capsys.readouterr().err
     assert ended.value.code == 2 and said.count("\n") == 1
     assert "the tokenizer or its chat template is not taken: it takes more than 1 s" in said
+
+
+def test_limits_of_the_shell_are_kept_and_ours_hold_below_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    resource = pytest.importorskip("resource")
+    hard, now = {resource.RLIMIT_CPU: 10**6, resource.RLIMIT_AS: 2**50}, {}
+
+    def set_limit(kind: int, pair: tuple[int, int]) -> None:
+        if not 0 <= pair[0] <= pair[1] <= hard[kind]:  # as the system tells who may not raise it
+            raise ValueError("not allowed to raise maximum limit")
+        now[kind] = pair
+
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (hard[kind], hard[kind]))
+    monkeypatch.setattr(resource, "setrlimit", set_limit)
+    confined._limit(5)
+    assert {kind: pair[1] for kind, pair in now.items()} == hard
+    assert now[resource.RLIMIT_CPU][0] < 10**6 and now[resource.RLIMIT_AS][0] < 2**50
+    hard.update({resource.RLIMIT_CPU: 1, resource.RLIMIT_AS: 2**20})  # less than is taken already
+    confined._limit(5)
+    assert now == {kind: (most, most) for kind, most in hard.items()}

@@ -49,7 +49,7 @@ IDLE = (
 )  # fmt: skip
 # for a call of `model.generate` that is compared with something else: nothing of the config has a part in it
 PLAIN: dict[str, Any] = {
-    "do_sample": False, "repetition_penalty": 1.0, "stop_strings": None, "max_length": None,
+    "do_sample": False, "repetition_penalty": 1.0, "stop_strings": None, "max_length": None, "return_dict_in_generate": False,
     **{name: plain[0] for name, plain in REFUSED.items()}
 }  # fmt: skip
 

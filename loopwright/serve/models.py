@@ -18,7 +18,7 @@ from loopwright.generate.generation_config import new_tokens
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.serve.chat_template import chat_ids
 from loopwright.serve.limits import Limits, Refusal
-from loopwright.serve.schema import Wanted, engine_refusal
+from loopwright.serve.schema import Wanted
 from loopwright.settings import suggest
 
 T = TypeVar("T")
@@ -97,8 +97,9 @@ class ServedModel:
         form, options = wanted.options.get("constrain"), {"ignore_eos": wanted.options.get("ignore_eos", False)}
         try:
             return [] if form is None else [self.engine.constraint(form, **options) for _ in range(answers)]
-        except ValueError as error:
-            raise engine_refusal(error) from None
+        except ValueError as error:  # it begins with the engine's name of the field
+            field, (_, _, reason) = wanted.form_field, str(error).partition(":")
+            raise Refusal(f"{field}:{reason}", param=field) from None
 
     def check_ids(self, field: str, ids: list[int]) -> list[int]:
         """Returns the token ids of one prompt; refuses none at all, too many, and tokens that the model does not know."""

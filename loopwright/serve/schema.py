@@ -290,6 +290,7 @@ class Wanted:
     opening: bool = True  # of the answer, after messages
     return_depth_used: bool = False
     return_token_ids: bool = False
+    form_field: str = "structured_outputs"  # the one that gives the answer a form, for messages
 
     @property
     def told(self) -> int:
@@ -365,4 +366,5 @@ def wanted(body: bytes, *, chat: bool) -> Wanted:
         fields.get("n", 1), fields.get("seed"), tokens, tokens_field, fields.get("stream", False),
         fields.get("stream_options", False), echo, logprobs, fields.get("add_generation_prompt", True),
         fields.get("return_depth_used", False), fields.get("return_token_ids", False),
+        form_field="response_format" if fields.get("response_format") else "structured_outputs",
     )  # fmt: skip

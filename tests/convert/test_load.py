@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 import loopwright as lw
 from loopwright.commands.device import find_dtype
-from loopwright.convert.load import DTYPE_NAMES
+from loopwright.convert.load import DTYPE_NAMES, generation_config_of
 from tests.cases import golden_folders
 from tests.convert.parity import folder_copy
 
@@ -76,6 +76,28 @@ def test_generation_settings(tmp_path: Path) -> None:
     (folder / "generation_config.json").write_text("{")
     with pytest.raises(ValueError, match=r"generation_config.json: not readable as JSON"):
         lw.load(folder)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "allowed"),
+    [
+        ("eos_token_id", "x", "a token id, or a list of them"),
+        ("eos_token_id", [1, [2]], "a token id, or a list of them"),
+        ("eos_token_id", True, "a token id, or a list of them"),
+        ("stop_strings", 5, "a text, or a list of texts"),
+        ("stop_strings", ["a", 5], "a text, or a list of texts"),
+        ("top_k", "x", "a whole number"),
+        ("max_new_tokens", "x", "a whole number"),
+        ("max_length", 1.5, "a whole number"),
+        ("temperature", "x", "a number"),
+        ("top_p", [1], "a number"),
+        ("do_sample", "yes", "true or false"),
+    ],
+)
+def test_generation_settings_of_another_form_are_refused(field: str, value: object, allowed: str, tmp_path: Path) -> None:
+    (tmp_path / "generation_config.json").write_text(json.dumps({field: value}))
+    with pytest.raises(ValueError, match=rf"generation_config.json: {field} is .*; allowed: {allowed}$"):
+        generation_config_of(tmp_path)
 
 
 def test_folders_that_are_no_models(tmp_path: Path) -> None:

@@ -26,6 +26,15 @@ def test_the_stream_is_what_generate_gives() -> None:
     assert (statistics.prompt_tokens, statistics.tokens, statistics.depth) == (3, expected.shape[1] - 3, 3)
 
 
+def test_a_config_that_wants_a_mapping_back_changes_nothing() -> None:
+    model = noisy("huginn-tiny")
+    ids, pieces = encode(TOKENIZER, "the cat sat", 96), (list[str](), list[str]())
+    plain = stream(model, TOKENIZER, ids, write=pieces[0].append, max_new_tokens=4, depth=3)
+    model.generation_config.return_dict_in_generate = True
+    assert stream(model, TOKENIZER, ids, write=pieces[1].append, max_new_tokens=4, depth=3).tokens == plain.tokens
+    assert pieces[0] == pieces[1]
+
+
 def test_depth_changes_what_is_said() -> None:
     model = noisy("ouro-1.4b-tiny", std=1.0)
     ids = encode(TOKENIZER, "the cat", 96)

@@ -253,6 +253,10 @@ def test_grammars_are_compiled_aside_and_the_vocabulary_before_the_first_request
         assert loops[0] not in threads and engine._worker not in threads
         refused = running.post(prompt="a", structured_outputs={"regex": "[0-9"})
         assert refused.status_code == 400 and "unclosed character class" in refused.text
+        assert refused.json()["error"]["param"] == "structured_outputs"
+        form = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "no such"}}}
+        error = running.post(prompt="a", response_format=form).json()["error"]
+        assert error["param"] == "response_format" and error["message"].startswith("response_format: ")
 
 
 def test_an_error_that_nobody_foresaw_is_500_and_tells_nothing(monkeypatch: pytest.MonkeyPatch, server: Live) -> None:
