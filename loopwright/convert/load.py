@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from transformers import GenerationConfig
@@ -16,11 +14,10 @@ from loopwright.convert.family import Family, Shape
 from loopwright.convert.weights import DTYPES, Stored, check_fit, check_tied, file_dtype, fill, stored_tensors
 from loopwright.exits import one_line
 from loopwright.model.config import LoopedConfig
+from loopwright.model.generation import check_forms
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.settings import suggest
 from loopwright.storage.files import read_json
-from loopwright.untrusted import shown
-from loopwright.values import is_number, is_whole
 
 # as torch calls them, and for short
 DTYPE_NAMES = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES.values()}
@@ -109,29 +106,13 @@ def usable_device(device: str | torch.device) -> torch.device:
         raise ValueError(f"device: {device!s} cannot be used here ({str(error).splitlines()[0]})") from None
 
 
-def _one_or_more(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    return lambda value: all(map(fits, value)) if isinstance(value, list) else fits(value)
-
-
-# what is obeyed is read by each request, and not every reader looks at its form
-GENERATION_FORMS: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "eos_token_id": (_one_or_more(is_whole), "a token id, or a list of them"),
-    "stop_strings": (_one_or_more(lambda value: isinstance(value, str)), "a text, or a list of texts"),
-    **dict.fromkeys(("top_k", "max_new_tokens", "max_length"), (is_whole, "a whole number")),
-    **dict.fromkeys(("temperature", "top_p", "min_p", "repetition_penalty"), (is_number, "a number")),
-    "do_sample": (lambda value: isinstance(value, bool), "true or false"),
-}
-
-
 def generation_config_of(folder: Path) -> GenerationConfig | None:
     """Returns the generation config of a folder, None where it has none."""
     path = folder / "generation_config.json"
     if not path.exists():
         return None
     settings = read_json(path)
-    for name, (fits, allowed) in GENERATION_FORMS.items():
-        if settings.get(name) is not None and not fits(settings[name]):
-            raise ValueError(f"{path}: {name} is {shown(settings[name])}; allowed: {allowed}")
+    check_forms(settings, str(path))
     try:
         return GenerationConfig.from_dict(settings)
     except Exception as error:  # transformers looks at some forms, and falls over others

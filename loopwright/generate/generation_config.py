@@ -6,19 +6,16 @@ single answer is left alone; what `model.generate` alone offers is refused by it
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
-from torch import Tensor
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from loopwright.generate.sampling import Sampling
+from loopwright.model.generation import check_forms, listed
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.settings import shown
-from loopwright.values import is_whole
 
 TOP_K = 50  # of transformers, where tokens are drawn and the config gives none
 OBEYED = (
@@ -79,7 +76,7 @@ def settled(model: LoopedForCausalLM, asked: Sampling) -> Sampling:
 
 def check_offered(config: GenerationConfig, *, draws: bool) -> None:
     """Raises a ValueError where a generation config asks for what only `model.generate` does, or for what means nothing."""
-    check_forms(config)
+    check_forms(vars(config))
     for name, plain in (REFUSED | (REFUSED_DRAWING if draws else {})).items():
         value = getattr(config, name, None)
         if value not in plain:
@@ -88,39 +85,10 @@ def check_offered(config: GenerationConfig, *, draws: bool) -> None:
             )
 
 
-def check_forms(config: GenerationConfig) -> None:
-    """Raises a ValueError where a value is of another form: transformers takes each as it comes."""
-    for name, (sound, allowed) in _forms().items():
-        value = getattr(config, name)
-        if value is not None and not sound(value):
-            raise ValueError(f"generation_config: {name} is {shown(value)}; allowed: {allowed}, or null")
-
-
-def _forms() -> dict[str, tuple[Callable[[Any], bool], str]]:
-    """Returns what each field must be that is no number of `Sampling`, and the same in words."""
-    number = partial(is_whole, least=1), "a whole number of at least 1"
-    return {
-        "do_sample": (lambda value: isinstance(value, bool), "true, false"),
-        "eos_token_id": (lambda value: all(map(is_whole, _listed(value))), "a token id, a list of them"),
-        "stop_strings": (
-            lambda value: all(isinstance(one, str) and one for one in _listed(value)),
-            "a string, a list of them, none of them empty",
-        ),
-        "max_new_tokens": number,
-        "max_length": number,
-    }
-
-
-def _listed(value: Any) -> list[Any]:
-    """Returns the members of a list, tuple or tensor; anything else is one member, None is no member."""
-    members = value.flatten().tolist() if isinstance(value, Tensor) else value
-    return list(members) if isinstance(members, list | tuple) else [] if members is None else [members]
-
-
 def new_tokens(model: LoopedForCausalLM, prompt_tokens: int, otherwise: int) -> int:
     """Returns how many tokens an answer may have where a request does not say: as the generation config does, else `otherwise`."""
     config: Any = model.generation_config
-    check_forms(config)
+    check_forms(vars(config))
     if config.max_new_tokens is not None:
         return config.max_new_tokens
     if config.max_length is None:
@@ -141,12 +109,12 @@ def end_tokens(model: LoopedForCausalLM, tokenizer: PreTrainedTokenizerBase | No
     end: Any = model.generation_config.eos_token_id  # type: ignore[union-attr]
     if end is None and tokenizer is not None:
         end = tokenizer.eos_token_id
-    return [token for token in _listed(end) if 0 <= token < model.config.vocab_size]
+    return [token for token in listed(end) if 0 <= token < model.config.vocab_size]
 
 
 def stop_strings(model: LoopedForCausalLM) -> list[str]:
     """Returns the strings that end an answer by the model's generation config."""
-    return _listed(model.generation_config.stop_strings)  # type: ignore[union-attr]
+    return listed(model.generation_config.stop_strings)  # type: ignore[union-attr]
 
 
 def with_tokens_of(own: GenerationConfig, config: GenerationConfig | None) -> GenerationConfig:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from copy import deepcopy
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -17,7 +19,7 @@ from loopwright.model.decode_graph import DecodeGraph
 from loopwright.model.forward.output import choosable
 from loopwright.model.parts.state import State
 from loopwright.untrusted import shown
-from loopwright.values import is_whole
+from loopwright.values import is_number, is_whole
 
 FIRST_CAPACITY = 2048
 REPLAYED = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE)
@@ -157,3 +159,30 @@ class LoopGenerationMixin(GenerationMixin):
             cache.retire_graph()
             return None
         return cache.graph.step(cache, input_ids)
+
+
+def check_forms(settings: Mapping[str, Any], where: str = "generation_config") -> None:
+    """Raises a ValueError where a value of a generation config is of another form: transformers takes each as it comes."""
+    for name, (sound, allowed) in FORMS.items():
+        value = settings.get(name)
+        if value is not None and not sound(value):
+            raise ValueError(f"{where}: {name} is {shown(value)}; allowed: {allowed}, or null")
+
+
+def listed(value: Any) -> list[Any]:
+    """Returns the members of a list, tuple or tensor; anything else is one member, None is no member."""
+    members = value.flatten().tolist() if isinstance(value, Tensor) else value
+    return list(members) if isinstance(members, list | tuple) else [] if members is None else [members]
+
+
+# what is obeyed is read by each request, and not every reader looks at its form
+FORMS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "do_sample": (lambda value: isinstance(value, bool), "true, false"),
+    "eos_token_id": (lambda value: all(map(is_whole, listed(value))), "a token id, a list of them"),
+    "stop_strings": (
+        lambda value: all(isinstance(one, str) and one for one in listed(value)), "a string, a list of them, none of them empty"
+    ),
+    **dict.fromkeys(("max_new_tokens", "max_length"), (partial(is_whole, least=1), "a whole number of at least 1")),
+    "top_k": (is_whole, "a whole number"),
+    **dict.fromkeys(("temperature", "top_p", "min_p", "repetition_penalty"), (is_number, "a number")),
+}  # fmt: skip

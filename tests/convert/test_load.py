@@ -81,22 +81,22 @@ def test_generation_settings(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("field", "value", "allowed"),
     [
-        ("eos_token_id", "x", "a token id, or a list of them"),
-        ("eos_token_id", [1, [2]], "a token id, or a list of them"),
-        ("eos_token_id", True, "a token id, or a list of them"),
-        ("stop_strings", 5, "a text, or a list of texts"),
-        ("stop_strings", ["a", 5], "a text, or a list of texts"),
+        ("eos_token_id", "x", "a token id, a list of them"),
+        ("eos_token_id", [1, [2]], "a token id, a list of them"),
+        ("eos_token_id", True, "a token id, a list of them"),
+        ("stop_strings", 5, "a string, a list of them, none of them empty"),
+        ("stop_strings", ["a", 5], "a string, a list of them, none of them empty"),
         ("top_k", "x", "a whole number"),
-        ("max_new_tokens", "x", "a whole number"),
-        ("max_length", 1.5, "a whole number"),
+        ("max_new_tokens", "x", "a whole number of at least 1"),
+        ("max_length", 1.5, "a whole number of at least 1"),
         ("temperature", "x", "a number"),
         ("top_p", [1], "a number"),
-        ("do_sample", "yes", "true or false"),
+        ("do_sample", "yes", "true, false"),
     ],
 )
 def test_generation_settings_of_another_form_are_refused(field: str, value: object, allowed: str, tmp_path: Path) -> None:
     (tmp_path / "generation_config.json").write_text(json.dumps({field: value}))
-    with pytest.raises(ValueError, match=rf"generation_config.json: {field} is .*; allowed: {allowed}$"):
+    with pytest.raises(ValueError, match=rf"generation_config.json: {field} is .*; allowed: {allowed}, or null$"):
         generation_config_of(tmp_path)
 
 
