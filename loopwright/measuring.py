@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from rich.console import Group
 
 from loopwright.check.likelihood import need_likelihood
 from loopwright.check.verdict import Verdict
@@ -24,6 +23,7 @@ from loopwright.evaluate.exit_rows import ExitEvaluation, Measured, exit_specs, 
 from loopwright.evaluate.harness import check_names, evaluate_tasks, need_lm_eval, need_template
 from loopwright.evaluate.heldout import HeldOut, held_out
 from loopwright.evaluate.passages import Passages, passage_length, read_passages
+from loopwright.evaluate.saved import Reports
 from loopwright.evaluate.starts import StartReport, gathered
 from loopwright.evaluate.sweep import Progress, SweepReport, grid, parse_depths, sweep
 from loopwright.evaluate.tasks import Asking, TaskEvaluation, TaskReport, task_names
@@ -33,8 +33,7 @@ from loopwright.generate.stream import check_seeded
 from loopwright.model.config import LoopedConfig
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.model.parts.state import started_at
-from loopwright.notebook import Shown
-from loopwright.plot.drawing import Drawing, Plotted
+from loopwright.plot.drawing import Drawing
 from loopwright.plot.training import BY_DEPTH, length_by_depth_heatmap
 from loopwright.recipes import recipe as find_recipe
 from loopwright.settings import build_kind, options_of, refuse_unknown, suggest
@@ -283,21 +282,11 @@ class Measuring:
 
 
 @dataclass(frozen=True)
-class Evaluation(Plotted, Shown):
+class Evaluation(Reports[SweepReport | HeldOut | StartReport]):
     """Reports by split or text, as `loopwright evaluate` gives them; `trained` are the least, median and largest depth of a
     recipe's training, which figures show."""
 
-    reports: Mapping[str, SweepReport | HeldOut | StartReport]
     trained: tuple[int, int, int] | None = None
-
-    def __getitem__(self, name: str) -> SweepReport | HeldOut | StartReport:
-        if name not in self.reports:
-            raise KeyError(f"{name!r} was not measured; there are {', '.join(self.reports)}")
-        return self.reports[name]
-
-    def table(self, width: int | None = None) -> Group:
-        """Returns the tables, for rich to print."""
-        return Group(*(report.table(width) for report in self.reports.values()))
 
     def drawing(self) -> Drawing:
         """Returns exact match, or else the loss, over depth."""

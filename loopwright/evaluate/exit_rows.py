@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from rich.console import Group
 from torch import Tensor
 
 from loopwright.check.verdict import Verdict
@@ -17,11 +16,11 @@ from loopwright.evaluate.early_exit import ExitReport, early_exits
 from loopwright.evaluate.exit_times import BATCHES, clock_of, exit_times, prompts_of
 from loopwright.evaluate.heldout import passages_of_a_pass, unit_of, units_of
 from loopwright.evaluate.passages import Passages
+from loopwright.evaluate.saved import Reports
 from loopwright.evaluate.sweep import Progress
 from loopwright.generate.exit_rules import build_exit, parse_exit, usual_exits, write_exit
 from loopwright.model.looped import LoopedForCausalLM
-from loopwright.notebook import Shown
-from loopwright.plot.drawing import Drawing, Plotted
+from loopwright.plot.drawing import Drawing
 from loopwright.plot.inference import exit_trade_off
 
 USUAL = ("gate", "act", "change", "divergence", "entropy", "stable")  # `--exit all`: those of them that the model can answer
@@ -93,19 +92,8 @@ def of_rows(rows: Rows, batch: int, *, exact: bool, few: int | None = None) -> M
 
 
 @dataclass(frozen=True)
-class ExitEvaluation(Plotted, Shown):
+class ExitEvaluation(Reports[ExitReport]):
     """What exit rules cost and give, by split or text, as `loopwright evaluate --exit` measures it."""
-
-    reports: Mapping[str, ExitReport]
-
-    def __getitem__(self, name: str) -> ExitReport:
-        if name not in self.reports:
-            raise KeyError(f"{name!r} was not measured; there are {', '.join(self.reports)}")
-        return self.reports[name]
-
-    def table(self, width: int | None = None) -> Group:
-        """Returns the tables, for rich to print."""
-        return Group(*(report.table(width) for report in self.reports.values()))
 
     def drawing(self) -> Drawing:
         """Returns what the exit rules cost and give, a panel per split or text."""

@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Generic, Self, TypeVar
+
+from rich.console import Group
 
 from loopwright.notebook import Shown
 from loopwright.plot.drawing import Curve, Drawing, Plotted
@@ -81,3 +83,22 @@ def columns_of(report: type, data: Mapping[str, Any]) -> dict[str, Any]:
 
     known = {field.name for field in fields(report)}
     return {name: tuples(value) for name, value in data.items() if name in known}
+
+
+Report = TypeVar("Report", bound=Any)
+
+
+@dataclass(frozen=True)
+class Reports(Plotted, Shown, Generic[Report]):
+    """Reports by the name of a split, a text or a task."""
+
+    reports: Mapping[str, Report]
+
+    def __getitem__(self, name: str) -> Report:
+        if name not in self.reports:
+            raise KeyError(f"{name!r} was not measured; there are {', '.join(self.reports)}")
+        return self.reports[name]
+
+    def table(self, width: int | None = None) -> Group:
+        """Returns the tables, for rich to print."""
+        return Group(*(report.table(width) for report in self.reports.values()))

@@ -8,14 +8,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
-from rich.console import Group
 
-from loopwright.evaluate.saved import Saved, columns_of
+from loopwright.evaluate.saved import Reports, Saved, columns_of
 from loopwright.evaluate.sweep import Column, column, number_table, rate_lines
 from loopwright.metrics.intervals import mean_interval, wilson_interval
 from loopwright.metrics.score import DepthRates, depth_rates
-from loopwright.notebook import Shown
-from loopwright.plot.drawing import Curve, Drawing, Plotted
+from loopwright.plot.drawing import Curve, Drawing
 from loopwright.plot.training import accuracy_by_depth, loss_by_depth
 from loopwright.values import check_whole
 
@@ -151,23 +149,12 @@ class TaskReport(Saved):
 
 
 @dataclass(frozen=True)
-class TaskEvaluation(Plotted, Shown):
+class TaskEvaluation(Reports[TaskReport]):
     """Tasks by name, each at every depth, as `loopwright evaluate --tasks` gives them."""
-
-    reports: Mapping[str, TaskReport]
-
-    def __getitem__(self, name: str) -> TaskReport:
-        if name not in self.reports:
-            raise KeyError(f"{name!r} was not measured; there are {', '.join(self.reports)}")
-        return self.reports[name]
 
     def drawing(self) -> Drawing:
         """Returns the shares of right answers over depth; where no task has such, the first other measure."""
         return next(iter(draw_tasks(self.reports).values()))
-
-    def table(self, width: int | None = None) -> Group:
-        """Returns the tables, for rich to print."""
-        return Group(*(report.table(width) for report in self.reports.values()))
 
     def to_dict(self) -> dict[str, list[dict[str, Any]]]:
         """Returns the numbers as plain data: for each task, a row per depth."""
