@@ -213,6 +213,38 @@ def test_captured_is_row_by_row(name: str, length: int, change: str) -> None:
 
 @pytest.mark.gpu
 @torch.no_grad()
+@pytest.mark.parametrize("name", ["ouro-1.4b", "huginn"])
+def test_captured_ticks_hold_ends_back_as_row_by_row(name: str) -> None:
+    model = noisy(f"{name}-tiny", std=0.1, vocab_size=400).cuda()
+    found = []
+    for graphs in (True, False):
+        scheduler = Scheduler(model, rows=3, tokens=96)
+        if not graphs:
+            scheduler.graphs, scheduler.passes = None, Passes(model, scheduler.pool)
+        ends = frozenset(range(0, 400, 2))
+        requests = [Request(RequestOptions((2 + i, 7), 1 + i % 3, 8, ends=ends, min_new_tokens=i)) for i in range(6)]
+        for request in requests:
+            scheduler.add(request)
+        while scheduler.busy:
+            scheduler.tick()
+        found.append([request.result(0).tokens for request in requests])
+    assert found[0] == found[1] and all(len(tokens) >= i for i, tokens in enumerate(found[0]))
+    assert not ends & {token for i, tokens in enumerate(found[0]) for token in tokens[:i]}
+
+
+@pytest.mark.gpu
+@torch.no_grad()
+def test_scores_that_are_no_numbers_end_captured_requests() -> None:
+    model = noisy("ouro-1.4b-tiny", std=0.1).cuda()
+    with lw.Engine(model, max_rows=2, max_tokens=64) as engine:
+        assert len(engine.submit([3, 1, 4], max_new_tokens=4).result(60).tokens) == 4
+        model.lm_head.weight[:, 0] = float("nan")
+        with pytest.raises(ValueError, match="finite"):
+            engine.submit([3, 1, 4], max_new_tokens=4).result(60)
+
+
+@pytest.mark.gpu
+@torch.no_grad()
 def test_tensors_that_take_the_place_of_weights_are_read_by_the_next_request() -> None:
     model = noisy("ouro-1.4b-tiny", std=0.1).cuda()
     scheduler = Scheduler(model, rows=2, tokens=64)

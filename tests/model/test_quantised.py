@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import warnings
+from copy import deepcopy
 
 import pytest
 import torch
@@ -82,6 +83,42 @@ def test_the_engine_serves_what_generate_does(name):
         assert gap(model(torch.tensor([PROMPT])).logits, expected) < 1e-5
     found, alone = answers(model)
     assert found == alone
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", NAMES)
+@torch.no_grad()
+def test_no_kernel_answers_for_what_is_quantised_on_a_gpu(name, dtype):
+    model = noisy(name, tie_word_embeddings=False).to("cuda", dtype)
+    plain = deepcopy(model)
+    for module in [*model.prelude.modules(), *model.core.modules(), *model.coda.modules(), model.lm_head]:
+        if isinstance(module, nn.Linear):
+            wrapped(module)
+    ids = torch.tensor([PROMPT], device="cuda")
+    expected, found = plain(ids).logits.float(), model(ids).logits.float()
+    assert gap(found, expected) < (1e-4 if dtype is torch.float32 else 0.05) * expected.abs().max().item()
+    with lw.Engine(model, max_rows=2, max_tokens=64) as engine:
+        tokens = engine.submit(PROMPT, max_new_tokens=6).result(60).tokens
+    if dtype is torch.float32:
+        assert tokens == model.generate(ids, max_new_tokens=6, do_sample=False)[0, len(PROMPT) :].tolist()
+
+
+@pytest.mark.gpu
+@pytest.mark.ecosystem
+@pytest.mark.parametrize("name", NAMES)
+@torch.no_grad()
+def test_torchao_on_a_gpu(name):
+    torchao = pytest.importorskip("torchao.quantization")
+    model = noisy(name, tie_word_embeddings=False).to("cuda", torch.bfloat16)
+    torchao.quantize_(model, torchao.Int8WeightOnlyConfig())
+    ids = torch.tensor([PROMPT], device="cuda")
+    assert plain_because(model, "core").startswith("a weight that is a Int8")
+    expected = model.generate(ids, max_new_tokens=6, do_sample=False, use_cache=False)[0, len(PROMPT) :].tolist()
+    with lw.Engine(model, max_rows=1, max_tokens=64) as engine:
+        found = engine.submit(PROMPT, max_new_tokens=6).result(60).tokens
+    assert len(found) == len(expected) == 6
+    assert found[0] == expected[0]
 
 
 def test_no_kernel_reads_what_is_not_there():

@@ -158,6 +158,19 @@ def test_generate_writes_the_same_tokens(case, decoding, offloading):
         assert torch.equal(model.generate(ids, **options, **way), expected), way
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", ["ouro-1.4b", "huginn", "ouroboros-qwen2.5-3b"])
+@torch.no_grad()
+def test_generate_writes_the_same_tokens_with_keys_off_the_gpu(case):
+    model = deepcopy(model_of(case)).cuda()
+    ids = ids_of(model, 2, 5).cuda()
+    torch.manual_seed(0)
+    expected = model.generate(ids, **GREEDY)
+    for way in ({"cache_implementation": "offloaded"}, {"past_key_values": DynamicCache(config=model.config, offloading=True)}):
+        torch.manual_seed(0)
+        assert torch.equal(model.generate(ids, **GREEDY, **way), expected), way
+
+
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("kind", ["dynamic", "static"])
 @torch.no_grad()

@@ -4,6 +4,7 @@ row says where its documents begin, for every preset and every part that looks a
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 from functools import cache
 from typing import Any
 
@@ -79,7 +80,7 @@ WORDS = ["position_ids", "cu_seq_lens", "seq_idx", "segment_ids", "collator"]
 
 def labels_of(parts: list[Tensor]) -> Tensor:
     """Returns the labels of a packed row: the first token of a document follows nothing."""
-    return torch.cat([part.masked_fill(torch.arange(part.shape[1]) == 0, -100) for part in parts], 1)
+    return torch.cat([part.masked_fill(torch.arange(part.shape[1], device=part.device) == 0, -100) for part in parts], 1)
 
 
 def gradients(model: nn.Module, loss: Tensor) -> list[Tensor | None]:
@@ -88,15 +89,17 @@ def gradients(model: nn.Module, loss: Tensor) -> list[Tensor | None]:
 
 def check_equal(found: list[Tensor | None], wanted: list[Tensor | None]) -> None:
     for a, b in zip(found, wanted, strict=True):
-        a, b = (torch.zeros(()) if a is None else a, torch.zeros(()) if b is None else b)
+        a, b = (torch.zeros(()) if a is None else a.cpu(), torch.zeros(()) if b is None else b.cpu())
         assert (a - b).abs().max() <= TOLERANCE * max(1.0, b.abs().max().item())
 
 
 def check_packed(model: lw.LoopedForCausalLM, lengths: list[int], word: str, seed: int = 1, **options: Any) -> None:
     """Compares one packed row with its documents apart: everything that a pass returns, and the gradient of its loss."""
-    parts = documents(model, lengths, seed)
+    device = next(model.parameters()).device
+    parts = [part.to(device) for part in documents(model, lengths, seed)]
     row, labels = torch.cat(parts, 1), labels_of(parts)
-    packed = model(row, labels=labels, output_steps=True, output_hidden_states=True, **said(word, lengths), **options)
+    words = {key: value.to(device) if isinstance(value, Tensor) else value for key, value in said(word, lengths).items()}
+    packed = model(row, labels=labels, output_steps=True, output_hidden_states=True, **words, **options)
     alone = [model(part, output_steps=True, output_hidden_states=True, **options) for part in parts]
     names = ("logits", "last_hidden_state", "exit_probs", "states", "step_logits", "hidden_states")
     for name in names:
@@ -117,6 +120,29 @@ def check_packed(model: lw.LoopedForCausalLM, lengths: list[int], word: str, see
 
 
 LENGTHS = st.lists(st.integers(1, 7), min_size=2, max_size=5)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", CASES)
+def test_a_packed_row_equals_its_documents_apart_on_a_gpu(case):
+    model = deepcopy(model_of(case)).cuda()
+    for word in ("position_ids", "collator"):
+        check_packed(model, [3, 1, 100, 7], word, depth=min(3, model.config.max_steps or 3))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", CASES)
+def test_a_packed_row_by_kernels_equals_its_documents_apart(case):
+    """In bfloat16 without a gradient, where the fused kernels run."""
+    model = deepcopy(model_of(case)).to("cuda", torch.bfloat16)
+    lengths, depth = [3, 1, 30, 7], min(2, model.config.max_steps or 2)
+    parts = [part.cuda() for part in documents(model, lengths)]
+    positions = said("position_ids", lengths)["position_ids"].cuda()
+    with torch.no_grad():
+        packed = model(torch.cat(parts, 1), position_ids=positions, depth=depth).logits.float()
+        alone = torch.cat([model(part, depth=depth).logits for part in parts], 1).float()
+        together = model(torch.cat(parts, 1), depth=depth).logits.float()
+    assert (packed - alone).norm() < 0.1 * (together - alone).norm()
 
 
 DRAWN = {"lengths": LENGTHS, "word": st.sampled_from(WORDS), "seed": st.integers(0, 99), "depth": st.integers(1, 3)}
