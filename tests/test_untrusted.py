@@ -68,7 +68,7 @@ def test_a_user_who_is_not_there() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[" * 5000, "nested"),
+        ("[" * 5000, "nested|not readable"),
         ('{"a":' * 5000 + "1" + "}" * 5000, "nested"),
         ("[" * 200 + "]" * 200, "nested"),
         ('{"a": 1, "b": {"c": 1, "c": 2}}', "'c' stands twice in one object"),

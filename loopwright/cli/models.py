@@ -140,11 +140,11 @@ def retrofit(
     core: Annotated[str | None, typer.Option(help="Which layers to loop, never how many, counted from 0: 10-12, 18-18.")] = None,
     coda: Annotated[str | None, typer.Option(help="How many last layers (8), or which, counted from 0 (28-35).")] = None,
     search: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="Score layouts of that size on this text file and take the best.")
+        str | None, typer.Option("--search", metavar="TEXT", help="Score layouts of that size on this text file and take the best.")
     ] = None,
     search_by: Annotated[str | None, typer.Option(help="loss (default), or turn: how far dropped layers turn the state.")] = None,
     search_depth: Annotated[int | None, typer.Option(callback=whole, help="Steps of the core that is scored. Default: 1.")] = None,
-    text: Annotated[str | None, typer.Option(metavar="TEXT", help="The text that bases=weighted measures activations on.")] = None,
+    text: Annotated[str | None, typer.Option("--text", metavar="TEXT", help="The text that bases=weighted measures activations on.")] = None,
     tokens: Annotated[int | None, typer.Option(callback=whole, help="How many tokens of either text. Default: 2048.")] = None,
     seed: Annotated[int, typer.Option(callback=seed_of, help="Seed of what starts at random.")] = 0,
     dtype: Dtype = "float32",

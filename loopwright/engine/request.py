@@ -245,10 +245,10 @@ class Request:
                     self.text = self._cut(self.decode(self.tokens))
                 except BaseException as error:
                     reason, self.error = "error", error
+            if self._on_done is not None:
+                self._on_done()  # before anybody can see the end: who was answered may ask again, and is not one more
             self.finish_reason = reason
             self._changed.notify_all()
-        if self._on_done is not None:
-            self._on_done()
         if self.wish.on_done is not None:
             try:
                 self.wish.on_done()

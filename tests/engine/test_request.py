@@ -106,6 +106,14 @@ def test_waiting_has_an_end() -> None:
         request_of().result(0.01)
 
 
+def test_a_request_is_counted_as_done_before_its_end_is_seen() -> None:
+    """Who sees the end may ask again at once, and is not counted twice."""
+    seen: list[bool] = []
+    request = Request(request_of().wish, on_done=lambda: seen.append(request.done))
+    request.finish("cancelled")
+    assert seen == [False] and request.done
+
+
 def test_the_end_is_told_once_and_a_failure_there_is_the_callers() -> None:
     told: list[int] = []
 

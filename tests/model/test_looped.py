@@ -103,7 +103,7 @@ def test_explicit_state_wins_and_is_checked():
 
 @torch.no_grad()
 def test_row_seeds_are_independent_of_batch_mates():
-    model = noisy("huginn-tiny")
+    model = noisy("huginn-tiny").double()  # how a product of float32 is rounded may depend on the row it stands in
     ids = ids_of(model, 1, 5).expand(3, -1)
     out = model(ids, state_seed=torch.tensor([7, 8, 7])).logits
     assert gap(out[0], out[2]) < 1e-6

@@ -223,7 +223,7 @@ class LoopCache(Cache):
 
     def crop(self, length: int) -> None:
         """Keeps the first `length` tokens of each row; zero or a negative number removes that many from the end."""
-        before = self.length
+        before, length = self.length, int(length)  # transformers counts with tensors
         self.retire_graph()
         self.row_lengths = [max(n + length, 0) if length <= 0 else min(n, length) for n in self.row_lengths]
         if self.next_position is not None:

@@ -206,8 +206,10 @@ def test_a_compiled_model_trains_at_other_sizes():
         found.backward()
         expected.backward()
     for (name, one), other in zip(model.named_parameters(), twin.parameters(), strict=True):
-        assert (one.grad is None) == (other.grad is None), name
-        assert one.grad is None or gap(one.grad, other.grad) < 1e-4, name
+        if other.grad is None:  # of a part that nothing read: some versions of torch write zeros
+            assert one.grad is None or not one.grad.any(), name
+        else:
+            assert gap(one.grad, other.grad) < 1e-4, name
 
 
 @pytest.mark.long
