@@ -24,7 +24,7 @@ from experiments.pages import save_all
 from experiments.side_by_side import add_line, as_line, made_by, names_of
 from experiments.trained import train_once
 from loopwright.data.batch import FirstRows, Source
-from loopwright.data.tasks.columns import ALPHABET, Columns
+from loopwright.data.tasks.columns import COLUMNS_ALPHABET, Columns
 from loopwright.data.tasks.draw import Matrix, below, stream
 from loopwright.data.tasks.table import Table
 from loopwright.evaluate.sweep import sweep
@@ -65,7 +65,7 @@ KINDS = {"stretches": stretches, "random": random_digits, "ripples": ripples}
 def table(kind: str, length: int, rows: int) -> Table:
     """Returns new rows of a kind; short ones may be training rows, from 16 digits on none is."""
     bits = stream(1, length, list(KINDS).index(kind))
-    return Columns().write(length, KINDS[kind](length, bits, rows), bits, length + 3).table(ALPHABET, "plain")
+    return Columns().write(length, KINDS[kind](length, bits, rows), bits, length + 3).table(COLUMNS_ALPHABET, "plain")
 
 
 def carry_out(arm: str, seed: int, changes: Sequence[str], rows: int) -> dict[str, Any]:

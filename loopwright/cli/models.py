@@ -144,7 +144,9 @@ def retrofit(
     ] = None,
     search_by: Annotated[str | None, typer.Option(help="loss (default), or turn: how far dropped layers turn the state.")] = None,
     search_depth: Annotated[int | None, typer.Option(callback=whole, help="Steps of the core that is scored. Default: 1.")] = None,
-    text: Annotated[str | None, typer.Option("--text", metavar="TEXT", help="The text that bases=weighted measures activations on.")] = None,
+    text: Annotated[
+        str | None, typer.Option("--text", metavar="TEXT", help="The text that bases=weighted measures activations on.")
+    ] = None,
     tokens: Annotated[int | None, typer.Option(callback=whole, help="How many tokens of either text. Default: 2048.")] = None,
     seed: Annotated[int, typer.Option(callback=seed_of, help="Seed of what starts at random.")] = 0,
     dtype: Dtype = "float32",

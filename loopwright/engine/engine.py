@@ -32,7 +32,7 @@ from loopwright.settings import shown
 
 DRAFT_TOKENS = 4  # that one verification covers, where nothing is said
 PROBED = 16  # tokens by which a model is asked whether it reads the future
-NEW_TOKENS = 128  # of an answer, where nothing is said
+ENGINE_NEW_TOKENS = 128  # of an answer, where nothing is said
 LINGER = 0.5  # seconds that the idle worker waits for more before it ends
 
 Prompt = str | Sequence[int] | Tensor | np.ndarray
@@ -301,7 +301,7 @@ class Engine:
 
     def _length(self, asked: int | None, prompt_tokens: int) -> int:
         """Returns the longest answer: as asked for, or as the model's generation config says."""
-        length = new_tokens(self.model, prompt_tokens, NEW_TOKENS) if asked is None else asked
+        length = new_tokens(self.model, prompt_tokens, ENGINE_NEW_TOKENS) if asked is None else asked
         if isinstance(length, bool) or not isinstance(length, int) or length < 1:
             raise ValueError(f"max_new_tokens must be a whole number >= 1 (got {length!r})")
         return length

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 # what the device is told of each row, after the positions of its tokens: its first cell in the stack, its step, the seed of its
 # state and, where states that were kept are read, the first cells of these and of the inputs
-START, STEP, SEED, STATES, INPUTS = range(5)
+PASS_START, PASS_STEP, PASS_SEED, STATES, INPUTS = range(5)
 
 
 class PassGraphs(Passes):
@@ -137,7 +137,7 @@ class PassGraphs(Passes):
     def fixed_pass(self, stack: str, numbers: Tensor, length: int, reach: int) -> Pass:
         """Returns the pass of `length` tokens in each row, by the numbers that are on the device."""
         # row after row, as fused kernels read them
-        cache = FixedRows(self.pool, numbers[:length].T.contiguous(), {stack: numbers[length + START]}, reach)
+        cache = FixedRows(self.pool, numbers[:length].T.contiguous(), {stack: numbers[length + PASS_START]}, reach)
         window, dtype = self.model.config.sliding_window, self.pool.keys["core"].dtype
         fused, rotary = self._fused(numbers.shape[1], length, reach), self.rotations.at(cache.positions, reach)
         return replace(open_pass(cache.span, None, window, dtype, cache=cache, fused=fused), rotary=rotary)
@@ -152,9 +152,11 @@ class PassGraphs(Passes):
         model, length = self.model, given[0].shape[1]
         if stack == "prelude":
             e = model.run_prelude(model.token_vectors(given[0]), p)
-            return e, model.start_state(e, p, numbers[length + SEED] if model.state.seeded else None)
+            return e, model.start_state(e, p, numbers[length + PASS_SEED] if model.state.seeded else None)
         if stack == "core":
-            steps = RowSteps((0,) * numbers.shape[1], numbers.device, numbers[length + STEP])  # the host has checked the real ones
+            steps = RowSteps(
+                (0,) * numbers.shape[1], numbers.device, numbers[length + PASS_STEP]
+            )  # the host has checked the real ones
             return (model.step(given[0], given[1], steps, p),)
         return (model.features(given[0], p, reading=0),)
 
@@ -166,7 +168,7 @@ class PassGraphs(Passes):
         if stack != "core":
             return self.run(stack, numbers, p, given)
         (new,) = self.run(stack, numbers, p, [*given, inputs[numbers[first + INPUTS, :, None] + positions]])
-        states.index_copy_(0, (numbers[first + START, :, None] + positions).flatten(), new.flatten(0, 1).to(states.dtype))
+        states.index_copy_(0, (numbers[first + PASS_START, :, None] + positions).flatten(), new.flatten(0, 1).to(states.dtype))
         return ()
 
 

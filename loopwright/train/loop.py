@@ -23,7 +23,7 @@ from loopwright.train.made_of import as_started
 from loopwright.train.recipe import Recipe
 from loopwright.train.reporting.log import Log
 from loopwright.train.reporting.progress import ProgressReporter, Silent, StopRequest
-from loopwright.train.reporting.spikes import in_words
+from loopwright.train.reporting.spikes import spikes_in_words
 from loopwright.train.reporting.tracking import begin_tracking, find_tracker
 from loopwright.train.resume import resume_job
 from loopwright.train.state import Objects, Progress, Run
@@ -109,7 +109,7 @@ def train(
         warn_of_skips(progress, reporter)
         ended = Run(job.whole_model(), job.splits, run, progress, saved, finished=progress.update >= recipe.updates)
         if log is not None and (spiked := ended.spikes()):
-            reporter.note(in_words(spiked))
+            reporter.note(spikes_in_words(spiked))
         return ended
 
 

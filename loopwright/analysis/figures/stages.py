@@ -238,7 +238,7 @@ def _of_orbit(metrics: Metrics) -> Metrics:
 
 
 # every figure by the name its file has
-FIGURES: dict[str, Callable[..., Drawing]] = {
+STAGE_FIGURES: dict[str, Callable[..., Drawing]] = {
     "stages-realised": realised,
     "stages-by-step": by_step,
     "stages-by-layer": by_layer,

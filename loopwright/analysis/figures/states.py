@@ -304,7 +304,7 @@ def spectrum(metrics: Metrics) -> Drawing:
     return panels([plane, shrink])
 
 
-FIGURES: dict[str, tuple[str, Callable[..., Drawing]]] = {
+STATE_FIGURES: dict[str, tuple[str, Callable[..., Drawing]]] = {
     # file: what the summary must hold, and the function that draws it
     "same-and-farthest": ("convergence", same_and_far),
     "pairs": ("pairs", pair_matrices),

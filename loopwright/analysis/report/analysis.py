@@ -173,12 +173,12 @@ def draw_all(metrics: Metrics, dense: Metrics | None = None) -> dict[str, Drawin
         drawings["stages-realised"] = stages.realised(metrics)
         drawings["stages-by-layer"] = stages.by_layer(metrics)
         for name in ("changes", "fixed-points"):
-            drawings[name] = stages.FIGURES[name](metrics)
+            drawings[name] = stages.STAGE_FIGURES[name](metrics)
         if stages.has_parts(metrics):
             drawings["parts"] = stages.parts(metrics)
         if places["core"] > 3:
             drawings["halves"] = stages.halves(metrics, dense=dense)
-    for name, (needed, draw) in states.FIGURES.items():
+    for name, (needed, draw) in states.STATE_FIGURES.items():
         if needed in metrics and (places["core"] > 1 or name not in BETWEEN_LAYERS):
             drawings[name] = draw(metrics)
     if "orbit" in metrics.get("limits", {}):

@@ -16,7 +16,7 @@ PAIRS = [f"{a}+{b}" for a in range(BASE) for b in range(BASE)]
 # without a mark before it the first of two equal columns would be told from the second by nothing in a narrow window: rotary
 # positions turn queries and keys, and a mean of two equal values is the value
 START = "^"
-ALPHABET = Alphabet([*PAIRS, *map(str, range(BASE)), START, PAD, EOS], separator=" ")
+COLUMNS_ALPHABET = Alphabet([*PAIRS, *map(str, range(BASE)), START, PAD, EOS], separator=" ")
 FIRST_DIGIT = len(PAIRS)  # the id of the answer 0
 
 
@@ -35,7 +35,7 @@ class Columns(Task):
     """
 
     unit = "length"
-    alphabet = ALPHABET
+    alphabet = COLUMNS_ALPHABET
     in_place = True
     reading = "the first new token answers the last column of the prompt; what comes after it means nothing"
 

@@ -27,7 +27,7 @@ def may_be_kept(x: Tensor) -> bool:
     return not is_recorded() and type(x) is Tensor
 
 
-def kept(most: int) -> Callable[[Callable[P, Tensor]], Callable[P, Tensor]]:
+def cached_constant(most: int) -> Callable[[Callable[P, Tensor]], Callable[P, Tensor]]:
     """Keeps the tensors that a function makes, the `most` that were made last, by its arguments; `lru_cache` would keep any."""
 
     def around(make: Callable[P, Tensor]) -> Callable[P, Tensor]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from loopwright.model.forward.traced import kept
+from loopwright.model.forward.traced import cached_constant
 from loopwright.model.parts.state import hashed_normal, mix, signed
 
 POOL = 1 << 18  # normal values that directions are cut from
@@ -34,7 +34,7 @@ class Directions:
         return v / norms(v).clamp(min=torch.finfo(v.dtype).tiny)
 
 
-@kept(16)
+@cached_constant(16)
 def windows(seed: int, device: torch.device, width: int) -> Tensor:
     """Returns all windows of the seed's row of normal values, which closes to a ring: a view [POOL, width] of it."""
     pool = hashed_normal(seed, torch.arange(POOL // 256, device=device)[None], 256).flatten()

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from loopwright.model.forward.output import weighted_sum
-from loopwright.model.forward.traced import kept
+from loopwright.model.forward.traced import cached_constant
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.settings import Given, Kinds
 from loopwright.train.objectives.distil import Distil, Shortcut
@@ -74,7 +74,7 @@ class EveryStep(Objective):
         return loss, {"loss_last": targets.mean(losses[-1]).detach(), "loss_first": targets.mean(losses[0]).detach()}
 
 
-@kept(1024)
+@cached_constant(1024)
 def _on(device: torch.device, numbers: tuple[float, ...]) -> Tensor:
     """Numbers on a device, brought there once: a copy from the host cannot be part of a captured pass."""
     return torch.tensor(numbers, dtype=torch.float64, device=device)

@@ -26,7 +26,7 @@ def run_card(config: LoopedConfig, recipe: Recipe, run: RunFolder, progress: Pro
     seen = f"{progress.tokens:,} tokens in {progress.rows:,} rows"
     training = f"{progress.update:,} of {recipe.updates:,} updates, {seen}.\n\n```yaml\n{recipe_text}```"
     row = last_row(run.log, "valid")
-    sections = {"Training": training} | ({} if row is None else {"Results by depth": by_depth(row)}) | made_with(run)
+    sections = {"Training": training} | ({} if row is None else {"Results by depth": by_depth(row)}) | versions_section(run)
     return model_card(config, title=recipe.about, sections=sections)
 
 
@@ -41,7 +41,7 @@ def by_depth(row: Mapping[str, Any]) -> str:
     return f"The validation split after {row['update'] + 1:,} updates{marked(row)}.\n\n" + "\n".join(lines)
 
 
-def made_with(run: RunFolder) -> dict[str, str]:
+def versions_section(run: RunFolder) -> dict[str, str]:
     """Returns the section on how the run was made, as its origin.json has it; nothing where that cannot be read."""
     try:
         origin = read_json(run.origin)

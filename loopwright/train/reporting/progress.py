@@ -11,7 +11,8 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Protocol
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as ProgressBar
 
 from loopwright.interrupt import STOPS, say_nothing, second_ends_at_once
 from loopwright.run import RunFolder
@@ -20,7 +21,7 @@ from loopwright.train.reporting.log import marked
 
 if TYPE_CHECKING:
     from loopwright.train.recipe import Recipe
-    from loopwright.train.state import Progress as State
+    from loopwright.train.state import Progress
 
 
 class ProgressReporter(Protocol):
@@ -32,16 +33,16 @@ class ProgressReporter(Protocol):
     def prepare(self, what: str, done: int, total: int | None) -> None:
         """While data is made ready, now and then: what is done, how much of it, of how much (None: not known)."""
 
-    def start(self, recipe: Recipe, run: RunFolder, progress: State) -> None:
+    def start(self, recipe: Recipe, run: RunFolder, progress: Progress) -> None:
         """Before the first update."""
 
-    def update(self, row: dict[str, Any], progress: State, seconds: float) -> None:
+    def update(self, row: dict[str, Any], progress: Progress, seconds: float) -> None:
         """After each update, with its log line."""
 
-    def validation(self, seen: dict[str, Any], progress: State) -> None:
+    def validation(self, seen: dict[str, Any], progress: Progress) -> None:
         """After each validation, or measurement of the radius."""
 
-    def end(self, progress: State, saved: Path, *, stopped: bool) -> None:
+    def end(self, progress: Progress, saved: Path, *, stopped: bool) -> None:
         """After the last save."""
 
     def close(self) -> None:
@@ -61,16 +62,16 @@ class Silent:
     def prepare(self, what: str, done: int, total: int | None) -> None:
         """Nothing."""
 
-    def start(self, recipe: Recipe, run: RunFolder, progress: State) -> None:
+    def start(self, recipe: Recipe, run: RunFolder, progress: Progress) -> None:
         """Nothing."""
 
-    def update(self, row: dict[str, Any], progress: State, seconds: float) -> None:
+    def update(self, row: dict[str, Any], progress: Progress, seconds: float) -> None:
         """Nothing."""
 
-    def validation(self, seen: dict[str, Any], progress: State) -> None:
+    def validation(self, seen: dict[str, Any], progress: Progress) -> None:
         """Nothing."""
 
-    def end(self, progress: State, saved: Path, *, stopped: bool) -> None:
+    def end(self, progress: Progress, saved: Path, *, stopped: bool) -> None:
         """Nothing."""
 
     def close(self) -> None:
@@ -88,7 +89,7 @@ class Terminal:
             TextColumn("{task.description}", markup=False), BarColumn(bar_width=20), MofNCompleteColumn(),
             TextColumn("{task.fields[words]}", markup=False), TimeRemainingColumn(),
         )  # fmt: skip
-        self.bar = Progress(*columns, console=self.console, transient=True, disable=not sys.stderr.isatty())
+        self.bar = ProgressBar(*columns, console=self.console, transient=True, disable=not sys.stderr.isatty())
         self.task: TaskID | None = None
         self.loss: float | None = None
         self.radius = ""
@@ -105,13 +106,13 @@ class Terminal:
         if self._is_time():
             self.note(f"{what}: {done:,}" + (f" of {total:,}" if total else ""))
 
-    def start(self, recipe: Recipe, run: RunFolder, progress: State) -> None:
+    def start(self, recipe: Recipe, run: RunFolder, progress: Progress) -> None:
         """Shows the bar."""
         self._total, self._began = recipe.updates, (progress.update, time.monotonic())
         self.task = self.bar.add_task(self.label, total=recipe.updates, completed=progress.update, words="")
         self.bar.start()
 
-    def update(self, row: dict[str, Any], progress: State, seconds: float) -> None:
+    def update(self, row: dict[str, Any], progress: Progress, seconds: float) -> None:
         """Moves the bar on."""
         if math.isfinite(row["loss"]):
             self.loss = row["loss"] if self.loss is None else 0.95 * self.loss + 0.05 * row["loss"]
@@ -128,7 +129,7 @@ class Terminal:
         if row.get("skipped"):
             self.note(f"update {row['update']} skipped: loss {row['loss']}, gradient norm {row['grad_norm']} at depth {depth}")
 
-    def validation(self, seen: dict[str, Any], progress: State) -> None:
+    def validation(self, seen: dict[str, Any], progress: Progress) -> None:
         """Says what the validation found."""
         if "radius" in seen:
             self.radius = f"ρ {seen['radius']['radius_mean']:.2f}  "
@@ -144,7 +145,7 @@ class Terminal:
             ]
             self.note(f"update {progress.update}: by depth " + ", ".join(cells) + marked(seen))
 
-    def end(self, progress: State, saved: Path, *, stopped: bool) -> None:
+    def end(self, progress: Progress, saved: Path, *, stopped: bool) -> None:
         """Takes the bar away and says where the checkpoint is."""
         self.close()
         word = "stopped" if stopped else "done"

@@ -22,7 +22,7 @@ def spikes(losses: Sequence[float | None], deviations: float = DEVIATIONS, befor
     return found
 
 
-def in_words(updates: Sequence[int]) -> str:
+def spikes_in_words(updates: Sequence[int]) -> str:
     """Returns how many spikes there were, and at which updates."""
     listed = ", ".join(map(str, updates[:8])) + (" …" if len(updates) > 8 else "")
     spiked = "1 spike" if len(updates) == 1 else f"{len(updates)} spikes"

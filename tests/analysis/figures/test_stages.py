@@ -20,20 +20,20 @@ pytestmark = pytest.mark.usefixtures("unlaid")
 @cache
 def drawn(name: str) -> str:
     """A figure of the looped model, drawn once for all tests."""
-    return stages.FIGURES[name](looped())
+    return stages.STAGE_FIGURES[name](looped())
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", some(stages.FIGURES, {"stages-by-step", "fixed-points"}))
+@pytest.mark.parametrize("name", some(stages.STAGE_FIGURES, {"stages-by-step", "fixed-points"}))
 def test_every_figure_is_svg_from_plain_numbers(name: str):
     metrics = json.loads(json.dumps(looped()))
-    svg = stages.FIGURES[name](metrics)
+    svg = stages.STAGE_FIGURES[name](metrics)
     ET.fromstring(svg)
     assert svg == drawn(name)
     changed = copy.deepcopy(metrics)
     for numbers in changed["by_place"].values():
         numbers["mean"] = [None if v is None else 0.5 * v * (i % 3) for i, v in enumerate(numbers["mean"])]
-    assert stages.FIGURES[name](changed) != svg
+    assert stages.STAGE_FIGURES[name](changed) != svg
 
 
 @pytest.mark.long
@@ -61,7 +61,7 @@ def test_numbers_that_are_not_there_are_said():
 
 def test_fixed_points_have_the_farthest_layers_beside_them_and_older_summaries_are_drawn_without():
     metrics = copy.deepcopy(looped())
-    draw, panel = stages.FIGURES["fixed-points"], f">{stages.LABELS['far_attention']}<"
+    draw, panel = stages.STAGE_FIGURES["fixed-points"], f">{stages.LABELS['far_attention']}<"
     assert panel in drawn("fixed-points")
     del metrics["by_place"]["far_attention"]
     older = draw(metrics)

@@ -14,9 +14,9 @@ pytestmark = pytest.mark.usefixtures("unlaid")
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", some(states.FIGURES, {"pairs", "answers", "spectrum"}))
+@pytest.mark.parametrize("name", some(states.STATE_FIGURES, {"pairs", "answers", "spectrum"}))
 def test_every_figure_is_svg_from_plain_numbers(name: str):
-    needed, draw = states.FIGURES[name]
+    needed, draw = states.STATE_FIGURES[name]
     metrics = json.loads(json.dumps(looped()))
     assert needed in metrics
     svg = draw(metrics)

@@ -63,7 +63,9 @@ def captions(metrics, pictures: dict[str, str]) -> str:
 
 @pytest.mark.slow
 def test_captions_say_nothing_of_what_is_not_drawn():
-    few = {"fixed-points": stages.FIGURES["fixed-points"]} | {name: states.FIGURES[name][1] for name in MORE if "plan" in name}
+    few = {"fixed-points": stages.STAGE_FIGURES["fixed-points"]} | {
+        name: states.STATE_FIGURES[name][1] for name in MORE if "plan" in name
+    }
     lone = {name: draw(bare()) for name, draw in few.items()}
     whole, lonely = captions(looped(), drawn() | {"stages-by-step": stages.by_step(looped())}), captions(bare(), lone)
     assert "dashed red" not in whole and "framed" in whole and "farthest from it ends" in whole

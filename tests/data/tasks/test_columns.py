@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import loopwright as lw
 from loopwright.data.batch import IGNORED
-from loopwright.data.tasks.columns import ALPHABET, Columns, add_columns
+from loopwright.data.tasks.columns import COLUMNS_ALPHABET, Columns, add_columns
 from loopwright.data.tasks.draw import stream
 from loopwright.data.tasks.table import Table
 
@@ -46,7 +46,7 @@ def test_answers_are_the_digits_of_the_sum(seed: int) -> None:
             a, b = (int("".join(column[place] for column in reversed(columns))) for place in (0, 2))
             wanted = [int(digit) for digit in reversed(f"{a + b:0{len(columns) + 1}d}")]
             asked = batch.labels[row] != IGNORED
-            assert [int(ALPHABET.decode([i])) for i in batch.labels[row][asked]] == wanted
+            assert [int(COLUMNS_ALPHABET.decode([i])) for i in batch.labels[row][asked]] == wanted
             # the model shifts labels once: what stands at place j + 1 is asked at the column in place j
             assert asked.nonzero().flatten().tolist() == list(range(2, len(columns) + 3))
             sums = [int(column[0]) + int(column[2]) for column in columns]
@@ -60,7 +60,8 @@ def test_an_answer_follows_from_its_column_and_those_before(seed: int, length: i
     one, other = (task.draw(length, stream(seed, place), 8) for place in (0, 1))
     other[:, : 2 * same] = one[:, : 2 * same]
     labels = [
-        task.write(length, rows, stream(0), length + 3).table(ALPHABET, "masked").batch(range(8)).labels for rows in (one, other)
+        task.write(length, rows, stream(0), length + 3).table(COLUMNS_ALPHABET, "masked").batch(range(8)).labels
+        for rows in (one, other)
     ]
     assert torch.equal(labels[0][:, : same + 2], labels[1][:, : same + 2])
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.export import Dim
 
 import loopwright as lw
-from loopwright.model.forward.traced import is_recorded, is_unguarded, kept, may_be_kept
+from loopwright.model.forward.traced import cached_constant, is_recorded, is_unguarded, may_be_kept
 from loopwright.model.parts.state import inverse_erf
 from loopwright.train.objectives.direction import windows
 from loopwright.train.objectives.losses import _on
@@ -78,7 +78,7 @@ def test_no_table_of_a_module_keeps_what_stands_for_others(make):
 def test_what_is_kept_is_bounded():
     made = []
 
-    @kept(2)
+    @cached_constant(2)
     def table(n: int) -> Tensor:
         made.append(n)
         return torch.zeros(n)

@@ -14,7 +14,7 @@ from loopwright.run import RunFolder
 from loopwright.storage.files import read_json, write_json
 from loopwright.storage.manifest import CARD
 from loopwright.train.checkpoint import latest_good
-from loopwright.train.reporting.card import by_depth, made_with
+from loopwright.train.reporting.card import by_depth, versions_section
 from tests.train.runs import small, train
 
 
@@ -41,7 +41,7 @@ def test_a_card_names_no_folder_of_the_machine(tmp_path: Path, monkeypatch: pyte
 def test_an_edited_origin_ends_no_run(command: object, tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
     write_json(run.origin, {"command": command, "loopwright": "1"})
-    assert made_with(run)["Made with"].startswith("- loopwright: `1`")
+    assert versions_section(run)["Made with"].startswith("- loopwright: `1`")
 
 
 def test_an_edited_card_survives_a_resumption_and_damages_nothing(tmp_path: Path) -> None:
@@ -54,7 +54,7 @@ def test_an_edited_card_survives_a_resumption_and_damages_nothing(tmp_path: Path
 
 def test_without_validation_or_origin_there_are_no_such_sections(tmp_path: Path) -> None:
     run = train(small({"updates": 1, "validate": {"every": 0}}), tmp_path)
-    assert "Results by depth" not in (run.checkpoint / CARD).read_text() and made_with(RunFolder(tmp_path / "none")) == {}
+    assert "Results by depth" not in (run.checkpoint / CARD).read_text() and versions_section(RunFolder(tmp_path / "none")) == {}
 
 
 def test_depths_come_in_order_and_what_was_not_measured_is_a_dash() -> None:
