@@ -269,11 +269,8 @@ class Confined:
             tokenizer.decode(_bounded(tokenizer.encode(text).ids, text))
 
     def keep(self, pickled: str) -> None:
-        """Takes the tokenizer that later requests are about, and imports what these need, which takes a second."""
-        from transformers.utils.chat_template_utils import render_jinja_template
-
+        """Takes the tokenizer that later requests are about."""
         self.words = Words(pickle.loads(base64.b64decode(pickled)))  # from the process that built it
-        render_jinja_template([[{"role": "user", "content": "a"}]], chat_template="a")
 
     def encode(self, **given: Any) -> list[int]:
         """Returns the ids of a text."""
@@ -290,6 +287,8 @@ def main() -> None:
     os.dup2(2, 1)  # whatever else writes there
     for line in sys.stdin.buffer:
         act, seconds, given = json.loads(line)
+        if act == "keep":
+            _import()
         _limit(seconds)
         try:
             with no_panics():
@@ -302,6 +301,14 @@ def main() -> None:
             answer = ["error", first_line(error)]
         answers.write(json.dumps(answer).encode() + b"\n")
         answers.flush()
+
+
+def _import() -> None:
+    """Imports what a tokenizer and its template need: of torch for a GPU that alone is more memory than they may take."""
+    import torch  # noqa: F401
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    render_jinja_template([[{"role": "user", "content": "a"}]], chat_template="a")
 
 
 def _limit(seconds: int) -> None:

@@ -72,6 +72,21 @@ def test_apart_is_here(apart: ConfinedWords) -> None:
         Words(letters).chat([{"role": "user", "content": "a"}])
 
 
+@pytest.mark.long
+def test_what_is_imported_is_not_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch for a GPU maps more memory than a tokenizer may take; here the limit is less than torch for a CPU."""
+    child = tmp_path / "child.py"
+    child.write_text("from loopwright import confined\nconfined.MEMORY = 2**27\nconfined.main()\n")
+    popen = confined.subprocess.Popen
+    monkeypatch.setattr(confined.subprocess, "Popen", lambda words, **given: popen([words[0], str(child)], **given))
+    words = ConfinedWords(word_tokenizer(chat=True))
+    try:
+        assert words.encode("the cat sat") == words.tokenizer("the cat sat")["input_ids"]
+        assert words.chat(ASKED) == Words(words.tokenizer).chat(ASKED)
+    finally:
+        words.close()
+
+
 @pytest.mark.parametrize(
     ("parts", "reason"),
     [
