@@ -190,7 +190,8 @@ async def _refused(request: Request, error: Exception) -> Response:
 
 async def _failed(request: Request, error: Exception) -> Response:
     """Answers what nobody foresaw; its traceback goes to the server's own log."""
-    return _json(Refusal("an error of the server; its log has the traceback", status=500).body(), status=500)
+    said = Refusal("an error of the server; its log has the traceback", status=500)
+    return _json(said.body(), status=500, headers={"connection": "close"})  # uvicorn closes it, and a client would send into that
 
 
 def _site_routes(service: Service, site: Site) -> list[Route]:

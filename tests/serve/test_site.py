@@ -40,6 +40,7 @@ def test_a_site_beside_the_api(tmp_path: Path) -> None:
         assert again.status_code == 304 and not again.content
         assert running.client.get("/explorer/..%2f..%2fpyproject.toml").status_code == 404
         assert [running.client.post("/explore/n", json={"n": n}).status_code for n in (0, 1, 2)] == [200, 400, 500]
+        assert running.client.post("/explore/n", json={"n": 2}).headers["connection"] == "close"
         assert running.client.post("/explore/n", json={"n": 1}).json()["error"]["message"] == "n: one is none"
         assert running.client.get("/explore/n").status_code == 405
         running.server.service.draining = True
