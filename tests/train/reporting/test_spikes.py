@@ -9,7 +9,7 @@ import numpy as np
 
 from loopwright.train.loop import train
 from loopwright.train.reporting.progress import Silent
-from loopwright.train.reporting.spikes import spikes_in_words, spikes
+from loopwright.train.reporting.spikes import spikes, spikes_in_words
 from tests.train.runs import small
 
 
@@ -44,5 +44,5 @@ def test_a_run_tells_its_spikes(tmp_path: Path) -> None:
 
 
 def test_many_are_told_in_short() -> None:
-    assert spikes_in_words([7]).startswith("1 spike of the loss") and in_words([7]).endswith("at update 7")
-    assert spikes_in_words([*range(9)]).endswith("0, 1, 2, 3, 4, 5, 6, 7 …") and in_words([*range(9)]).startswith("9 spikes")
+    assert spikes_in_words([7]).startswith("1 spike of the loss") and spikes_in_words([7]).endswith("at update 7")
+    assert spikes_in_words([*range(9)]).endswith("0, 1, 2, 3, 4, 5, 6, 7 …") and spikes_in_words([*range(9)]).startswith("9 spikes")
