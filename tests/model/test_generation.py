@@ -307,5 +307,8 @@ def test_a_stop_string_ends_an_answer(options):
     found = model.generate(ids, **GREEDY, **options, stop_strings=[stop], tokenizer=tokenizer)
     assert torch.equal(found, whole[:, :end]) and end < whole.shape[1]
     if not options:
-        answer = pipeline("text-generation", model=model, tokenizer=tokenizer)("bcd", stop_sequence=stop, **GREEDY)
-        assert answer[0]["generated_text"] == tokenizer.decode(found[0])
+        pipe = pipeline("text-generation", model=model, tokenizer=tokenizer)
+        # a letter is a token here: some versions of transformers end an answer at each token of a longer `stop_sequence`
+        for given, wanted in (({"stop_strings": [stop]}, end), ({"stop_sequence": stop[0]}, 5)):
+            answer = pipe("bcd", tokenizer=tokenizer, **given, **GREEDY)
+            assert answer[0]["generated_text"] == tokenizer.decode(whole[0, :wanted])

@@ -223,7 +223,7 @@ class LoopCache(Cache):
 
     def crop(self, length: int) -> None:
         """Keeps the first `length` tokens of each row; zero or a negative number removes that many from the end."""
-        before = self.length
+        length, before = int(length), self.length  # a version of transformers may hand over a tensor
         self.retire_graph()
         self.row_lengths = [max(n + length, 0) if length <= 0 else min(n, length) for n in self.row_lengths]
         if self.next_position is not None:

@@ -31,8 +31,8 @@ def test_crop_then_go_on_equals_never_having_been_there(name):
     assert cache.length == 6
     out = model(ids[:, 6:], past_key_values=cache).logits
     assert gap(out, model(ids).logits[:, 6:]) < 1e-5
-    cache.crop(3)
-    assert cache.length == 3
+    cache.crop(torch.tensor(3))  # as transformers' assisted decoding may say it
+    assert cache.length == 3 and type(cache.length) is int
     assert gap(model(ids[:, 3:7], past_key_values=cache).logits, model(ids).logits[:, 3:7]) < 1e-5
     cache.crop(0)
     assert cache.length == 7
