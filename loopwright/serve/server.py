@@ -103,10 +103,12 @@ def run(
     drain_seconds: int = 30,
     access_log: bool = True,
     site: Site | None = None,
+    on_ready: Callable[[], object] = lambda: None,
 ) -> None:
     """Serves until a signal comes: then nothing new is taken, what was begun is finished, and the engines are closed.
 
-    The log goes to stdout; without access lines its errors go to stderr.
+    `on_ready` is called once signals are heard: who is told that the server is there may end it. The log goes to stdout; without
+    access lines its errors go to stderr.
     """
     lines = LineWriter(sys.stdout if access_log else sys.stderr)
     hosts = Hosts(listening.getsockname()[0], tuple(allowed_hosts))
@@ -115,7 +117,8 @@ def run(
         drain_seconds=drain_seconds, access_log=access_log, site=site,
     )  # fmt: skip
     try:
-        with _signals_are_uvicorns():
+        with _heard_by(server):
+            on_ready()
             server.run(sockets=[listening])
     finally:
         for model in models.values():
@@ -124,12 +127,12 @@ def run(
 
 
 @contextlib.contextmanager
-def _signals_are_uvicorns() -> Iterator[None]:
-    """uvicorn raises a signal once more after it has drained; by then it has done all it should."""
+def _heard_by(server: Server) -> Iterator[None]:
+    """Hands signals to a server before it runs, and after: uvicorn raises one again when it has drained."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGTERM, signal.SIGINT)}
+    before = {number: signal.signal(number, server.handle_exit) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield
     finally:
