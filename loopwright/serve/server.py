@@ -61,6 +61,19 @@ class Server(uvicorn.Server):
         super().__init__(config)
         self.service = service
 
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Hears signals in the block. uvicorn's own raises them again at the end: a second one would end the process at once."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Takes nothing new, and waits for what was begun."""
         self.service.draining = True
@@ -117,24 +130,10 @@ def run(
         drain_seconds=drain_seconds, access_log=access_log, site=site,
     )  # fmt: skip
     try:
-        with _heard_by(server):
+        with server.capture_signals():
             on_ready()
             server.run(sockets=[listening])
     finally:
         for model in models.values():
             model.engine.close()
         lines.close()
-
-
-@contextlib.contextmanager
-def _heard_by(server: Server) -> Iterator[None]:
-    """Hands signals to a server before it runs, and after: uvicorn raises one again when it has drained."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.signal(number, server.handle_exit) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
