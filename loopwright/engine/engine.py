@@ -23,6 +23,7 @@ from loopwright.engine.trail import check_mean_read
 from loopwright.generate.constraint import ConstrainedVocabulary, Constraint
 from loopwright.generate.exit_rules import ExitRule, build_exit
 from loopwright.generate.generation_config import check_offered, end_tokens, least_tokens, new_tokens, settled, stop_strings
+from loopwright.generate.growing_text import text_of
 from loopwright.generate.readings import sees_future
 from loopwright.generate.sampling import Sampling, checked_whole
 from loopwright.generate.stream import checked_seed
@@ -186,7 +187,11 @@ class Engine:
         )  # fmt: skip
         self._check_uneven(wish, own=exit is None and self._own_exit is not None)
         self._check_fits(wish)
-        request = Request(wish, self._text_of(tokens, skip_special_tokens), on_done=self._count_done, in_worker=self._in_worker)
+        words, decode = self.tokenizer, None
+        if words is not None:  # of the control words, those that end an answer are no part of its text
+            silent = frozenset[int]() if skip_special_tokens else tokens & set(words.all_special_ids)
+            decode = text_of(words, skip=skip_special_tokens, silent=silent)
+        request = Request(wish, decode, on_done=self._count_done, in_worker=self._in_worker)
         self._queue(request)
         return request
 
@@ -376,16 +381,6 @@ class Engine:
                 f"(max_position_embeddings={config.max_position_embeddings})"
             )
         self._scheduler.pool.check_fits(wish.capacity, wish.depth, len(wish.readings))
-
-    def _text_of(self, ends: frozenset[int], skip: bool) -> Callable[[list[int]], str] | None:
-        """Returns how the tokens of an answer become its text: without control words, or with all but those that end it."""
-        words = self.tokenizer
-        if words is None:
-            return None
-        if skip:
-            return lambda tokens: str(words.decode(tokens, skip_special_tokens=True))
-        silent = ends & set(words.all_special_ids)
-        return lambda tokens: str(words.decode([token for token in tokens if token not in silent], skip_special_tokens=False))
 
 
 def own_exit(model: LoopedForCausalLM) -> str | None:
