@@ -77,23 +77,20 @@ def test_faults(tmp_path: Path) -> None:
         Tokenizer(tmp_path)
 
 
-def test_a_broken_model_file_is_one_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_broken_model_file_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """transformers tells of each library that it tried; what it says of a tokenizer that it reads is passed on."""
     (tmp_path / "tokenizer.model").write_bytes(b"garbage")
     (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "LlamaTokenizer"}')
-    capfd.readouterr()
+    logger, heard = logging.getLogger("transformers"), MemoryHandler(99, flushLevel=99)
+    monkeypatch.setattr(logger, "handlers", [heard])
+    monkeypatch.setattr(logger, "level", logging.WARNING)
+    logger.manager._clear_cache()
     with pytest.raises(ValueError, match=r"^tokenizer: '.*': the tokenizer cannot be read \(.*\); allowed: a folder or") as caught:
         Tokenizer(tmp_path)
-    assert "\n" not in str(caught.value) and "".join(capfd.readouterr()) == ""
-    logger = logging.getLogger("transformers")
-    handlers, heard = logger.handlers, MemoryHandler(9)
-    logger.handlers = [heard]
-    try:
-        with _said_once_read():
-            logger.warning("a warning")
-            assert not heard.buffer
-    finally:
-        logger.handlers = handlers
+    assert "\n" not in str(caught.value) and not heard.buffer
+    with _said_once_read():
+        logger.warning("a warning")
+        assert not heard.buffer
     assert [record.getMessage() for record in heard.buffer] == ["a warning"]
 
 
