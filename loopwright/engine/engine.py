@@ -166,8 +166,7 @@ class Engine:
         sampling, ids = settled(self.model, asked), self._token_ids(prompt)
         sampling.check_vocabulary(self.model.config.vocab_size)
         length = self._length(max_new_tokens, len(ids))
-        if min_new_tokens is not None:
-            _check_least(min_new_tokens, length, constrained=constrain is not None)
+        _check_least(min_new_tokens, length, constrained=constrain is not None)
         _check_counts(self.model, priority, top_logprobs=top_logprobs, step_tokens=step_tokens)
         eos = frozenset(() if ignore_eos else end_tokens(self.model, self.tokenizer))
         strings, tokens = self._endings(stop, eos)
@@ -187,11 +186,7 @@ class Engine:
         )  # fmt: skip
         self._check_uneven(wish, own=exit is None and self._own_exit is not None)
         self._check_fits(wish)
-        words, decode = self.tokenizer, None
-        if words is not None:  # of the control words, those that end an answer are no part of its text
-            silent = frozenset[int]() if skip_special_tokens else tokens & set(words.all_special_ids)
-            decode = text_of(words, skip=skip_special_tokens, silent=silent)
-        request = Request(wish, decode, on_done=self._count_done, in_worker=self._in_worker)
+        request = Request(wish, self._text_of(tokens, skip_special_tokens), on_done=self._count_done, in_worker=self._in_worker)
         self._queue(request)
         return request
 
@@ -382,6 +377,13 @@ class Engine:
             )
         self._scheduler.pool.check_fits(wish.capacity, wish.depth, len(wish.readings))
 
+    def _text_of(self, ends: frozenset[int], skip: bool) -> Callable[[list[int]], str] | None:
+        """Returns how the tokens of an answer become its text: without control words, or with all but those that end it."""
+        words = self.tokenizer
+        if words is None:
+            return None
+        return text_of(words, skip=skip, silent=() if skip else ends & set(words.all_special_ids))
+
 
 def own_exit(model: LoopedForCausalLM) -> str | None:
     """Returns the rule by which tokens of a model leave where nothing is said: with all keys there, that is its own read-out."""
@@ -406,7 +408,9 @@ def _plain_ids(prompt: Any) -> list[Any]:
     return [token.item() if isinstance(token, np.integer) else token for token in prompt]
 
 
-def _check_least(least: int, most: int, *, constrained: bool) -> None:
+def _check_least(least: int | None, most: int, *, constrained: bool) -> None:
+    if least is None:
+        return
     if isinstance(least, bool) or not isinstance(least, int) or not 0 <= least <= most:
         raise ValueError(f"min_new_tokens must be a whole number from 0 to max_new_tokens={most} (got {least!r})")
     if least and constrained:
