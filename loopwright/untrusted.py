@@ -86,24 +86,35 @@ def parse_json(text: str | bytes, where: str, remedy: str = "the file is damaged
         data = json.loads(text, object_pairs_hook=_once)
     except RecursionError:
         raise ValueError(f"{where}: nested more than {NESTING} deep; allowed: fewer levels") from None
-    except _TwiceError as error:
-        raise ValueError(f"{where}: {shown(str(error))} stands twice in one object; keep one") from None
     except ValueError as error:
         raise ValueError(f"{where}: not readable as JSON ({str(error).splitlines()[0]}); {remedy}") from None
     check_plain(data, where)
     return data
 
 
-class _TwiceError(Exception):
-    pass
+class NotPlainError(ValueError):
+    """Data is not plain. `field` is the name of the outermost mapping's entry that it is about, where that is known."""
+
+    def __init__(self, message: str, way: Any) -> None:
+        super().__init__(message)
+        keys = _keys(way)
+        self.field = keys[0] if keys else None
+
+
+class _Twice(dict[str, Any]):
+    """An object in which a name stands twice; which one."""
+
+    name: str
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     unique = dict(pairs)
-    if len(unique) < len(pairs):
-        names: set[str] = set()
-        raise _TwiceError(next(name for name, _ in pairs if name in names or names.add(name)))  # type: ignore[func-returns-value]
-    return unique
+    if len(unique) == len(pairs):
+        return unique
+    names: set[str] = set()
+    found = _Twice()
+    found.name = next(name for name, _ in pairs if name in names or names.add(name))  # type: ignore[func-returns-value]
+    return found
 
 
 def check_plain(data: Any, where: str) -> None:
@@ -116,16 +127,20 @@ def check_plain(data: Any, where: str) -> None:
         if count > VALUES:
             raise ValueError(f"{where}: holds more than {VALUES:,} values, aliases counted; allowed: fewer")
         if level > NESTING:
-            raise ValueError(f"{where}: nested more than {NESTING} deep, or a part of itself; allowed: fewer levels")
+            raise NotPlainError(f"{where}: nested more than {NESTING} deep, or a part of itself; allowed: fewer levels", way)
+        if isinstance(value, _Twice):
+            raise NotPlainError(f"{where}: {shown(value.name)} stands twice in one object; keep one", way or (None, value.name))
         if isinstance(value, Mapping):
             names = [key for key in value if _not_plain(key)]
             if names:
-                raise ValueError(f"{where}: a name in {_spelled(way)} is {shown(names[0])}; allowed: {_not_plain(names[0])}")
+                raise NotPlainError(
+                    f"{where}: a name in {_spelled(way)} is {shown(names[0])}; allowed: {_not_plain(names[0])}", way
+                )
             todo += [(level + 1, (way, key), inner) for key, inner in value.items()]
         elif isinstance(value, list):
             todo += [(level + 1, (way, place), inner) for place, inner in enumerate(value)]
         elif wrong := _not_plain(value):
-            raise ValueError(f"{where}: {_spelled(way)} is {shown(value)}; allowed: {wrong}")
+            raise NotPlainError(f"{where}: {_spelled(way)} is {shown(value)}; allowed: {wrong}", way)
 
 
 def _not_plain(value: Any) -> str:
@@ -139,9 +154,14 @@ def _not_plain(value: Any) -> str:
     return "text (in quotes), a number, true, false, null, a list or a mapping"
 
 
-def _spelled(way: Any) -> str:
+def _keys(way: Any) -> list[str]:
     keys: list[str] = []
     while way is not None:
         way, key = way
         keys.insert(0, str(key))
+    return keys
+
+
+def _spelled(way: Any) -> str:
+    keys = _keys(way)
     return shown(".".join(keys))[1:-1] if keys else "the value"

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import re
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import accumulate
+from logging.handlers import MemoryHandler
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +103,7 @@ def load_tokenizer(source: str | Path, name: str | None = None) -> Any:
     try:
         for file in _descriptions(place, source, options):
             check_tokenizer(file)
-        with no_panics():
+        with no_panics(), _said_once_read():
             words = AutoTokenizer.from_pretrained(place if place.is_dir() else str(source), trust_remote_code=False, **options)
     except LimitError as error:
         raise ValueError(f"{name}: the tokenizer is not taken: {error}; take another, or make this one anew") from None
@@ -111,6 +115,22 @@ def load_tokenizer(source: str | Path, name: str | None = None) -> Any:
     if not isinstance(words.model_max_length, int | float):  # transformers compares lengths with it
         raise ValueError(f"{name}: the tokenizer's model_max_length is {shown(words.model_max_length)}; allowed: a number")
     return words
+
+
+@contextmanager
+def _said_once_read() -> Iterator[None]:
+    """Holds back what transformers has to say: where a tokenizer cannot be read, that is one line, and not one for each try."""
+    logger, held = logging.getLogger("transformers"), MemoryHandler(sys.maxsize, flushLevel=sys.maxsize, flushOnClose=False)
+    before, logger.handlers = logger.handlers, [held]
+    try:
+        yield
+    except BaseException:
+        held.buffer.clear()
+        raise
+    finally:
+        logger.handlers = before
+        for record in held.buffer:
+            logger.handle(record)
 
 
 def _descriptions(place: Path, source: str | Path, options: dict[str, Any]) -> list[Path]:

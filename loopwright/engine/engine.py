@@ -22,7 +22,8 @@ from loopwright.engine.speculation import AUTO, MOST_TOKENS
 from loopwright.engine.trail import check_mean_read
 from loopwright.generate.constraint import ConstrainedVocabulary, Constraint
 from loopwright.generate.exit_rules import ExitRule, build_exit
-from loopwright.generate.generation_config import check_offered, end_tokens, new_tokens, settled, stop_strings
+from loopwright.generate.generation_config import check_offered, end_tokens, least_tokens, new_tokens, settled, stop_strings
+from loopwright.generate.growing_text import text_of
 from loopwright.generate.readings import sees_future
 from loopwright.generate.sampling import Sampling, checked_whole
 from loopwright.generate.stream import checked_seed
@@ -138,13 +139,14 @@ class Engine:
         ignore_eos: bool = False,
         on_done: Callable[[], object] | None = None,
         constrain: Mapping[str, Any] | Constraint | None = None,
-        min_new_tokens: int = 0,
+        min_new_tokens: int | None = None,
         skip_special_tokens: bool = True,
     ) -> Request:
         """Queues a prompt (text or token ids) and returns its handle; raises at once where the request can never be served.
 
         What is left open is as `model.generation_config` says, which is read now: temperature and cuts (where it says `do_sample`,
-        or the request draws), `repetition_penalty`, end tokens, stop strings and `max_new_tokens` (else 128).
+        or the request draws), `repetition_penalty`, end tokens, stop strings, `max_new_tokens` (else 128) and `min_new_tokens` (for
+        its end tokens alone).
         `stop` are strings, or token ids beside the model's own end token, that end the answer. `priority` moves a request ahead
         of earlier ones. `on_token` is called with each token by the engine's thread, `on_done` once at the end.
 
@@ -166,7 +168,10 @@ class Engine:
         length = self._length(max_new_tokens, len(ids))
         _check_least(min_new_tokens, length, constrained=constrain is not None)
         _check_counts(self.model, priority, top_logprobs=top_logprobs, step_tokens=step_tokens)
-        strings, tokens = self._endings(stop, own=not ignore_eos)
+        eos = frozenset(() if ignore_eos else end_tokens(self.model, self.tokenizer))
+        strings, tokens = self._endings(stop, eos)
+        # a form says itself where an answer ends
+        least = least_tokens(self.model, len(ids)) if min_new_tokens is None and constrain is None else 0
         wish = RequestOptions(
             ids, self.model.config.check_depth(depth), length, sampling,
             _fresh_seed(sampling) if seed is None else checked_whole(seed),
@@ -177,7 +182,7 @@ class Engine:
             (MOST_TOKENS if draft_depth == AUTO else DRAFT_TOKENS) if draft_tokens is None else draft_tokens,
             top_logprobs, prompt_logprobs, step_tokens, on_done,
             constrain if isinstance(constrain, Constraint | None) else self.constraint(constrain, ignore_eos=ignore_eos),
-            min_new_tokens,
+            min_new_tokens or 0, least, eos,
         )  # fmt: skip
         self._check_uneven(wish, own=exit is None and self._own_exit is not None)
         self._check_fits(wish)
@@ -311,7 +316,7 @@ class Engine:
         if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < known:
             raise ValueError(f"{where}: token {token!r}; the model knows tokens 0 to {known - 1}")
 
-    def _endings(self, stop: str | Iterable[str | int], *, own: bool) -> tuple[tuple[str, ...], frozenset[int]]:
+    def _endings(self, stop: str | Iterable[str | int], eos: frozenset[int]) -> tuple[tuple[str, ...], frozenset[int]]:
         if not isinstance(stop, Iterable):
             raise ValueError(f"stop: {stop!r}; give a string, or a list of strings and token ids (an empty one for none)")
         given = [stop] if isinstance(stop, str) else list(stop)
@@ -323,8 +328,7 @@ class Engine:
             raise ValueError("stop: an empty string would end every answer at once; leave it out")
         if strings and self.tokenizer is None:
             raise ValueError(f"stop: {strings[0]!r} needs a tokenizer; build the engine with one, or give token ids")
-        ends = end_tokens(self.model, self.tokenizer) if own else []
-        return strings, frozenset([*ends, *(one for one in given if not isinstance(one, str))])
+        return strings, eos.union(one for one in given if not isinstance(one, str))
 
     def _rule(self, exit: str | Mapping[str, Any] | None, step_tokens: int) -> ExitRule | None:
         """Returns the rule by which tokens leave: the one asked for, or that of the model's own read-out."""
@@ -378,10 +382,7 @@ class Engine:
         words = self.tokenizer
         if words is None:
             return None
-        if skip:
-            return lambda tokens: str(words.decode(tokens, skip_special_tokens=True))
-        silent = ends & set(words.all_special_ids)
-        return lambda tokens: str(words.decode([token for token in tokens if token not in silent], skip_special_tokens=False))
+        return text_of(words, skip=skip, silent=() if skip else ends & set(words.all_special_ids))
 
 
 def own_exit(model: LoopedForCausalLM) -> str | None:
@@ -407,7 +408,9 @@ def _plain_ids(prompt: Any) -> list[Any]:
     return [token.item() if isinstance(token, np.integer) else token for token in prompt]
 
 
-def _check_least(least: int, most: int, *, constrained: bool) -> None:
+def _check_least(least: int | None, most: int, *, constrained: bool) -> None:
+    if least is None:
+        return
     if isinstance(least, bool) or not isinstance(least, int) or not 0 <= least <= most:
         raise ValueError(f"min_new_tokens must be a whole number from 0 to max_new_tokens={most} (got {least!r})")
     if least and constrained:

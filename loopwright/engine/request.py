@@ -44,6 +44,8 @@ class RequestOptions:
     on_done: Callable[[], object] | None = None
     constraint: Constraint | None = None
     min_new_tokens: int = 0  # before which no token of `ends` is drawn, and no string ends the answer
+    min_before_eos: int = 0  # before which no token of `eos` is drawn: the generation config's own least
+    eos: frozenset[int] = frozenset()
 
     @property
     def uneven(self) -> bool:
@@ -71,7 +73,7 @@ class RequestOptions:
 
     def draw(self, place: int) -> Draw:
         """Returns how the answer's token at a place, from 0, is drawn."""
-        excluded = self.ends if place < self.min_new_tokens else frozenset[int]()
+        excluded = self.ends if place < self.min_new_tokens else self.eos if place < self.min_before_eos else frozenset[int]()
         return Draw(self.sampling, self.seed, len(self.prompt) + place, excluded=excluded)
 
 

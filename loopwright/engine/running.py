@@ -89,7 +89,7 @@ class Running:
         """Whether its next token is the largest logit and nothing else is asked about it: a captured tick draws it."""
         wish = self.request.wish
         asked = wish.sampling.changes_scores or wish.logprobs or wish.constraint or wish.step_tokens
-        return not asked and self.drawn >= wish.min_new_tokens
+        return not asked and self.drawn >= max(wish.min_new_tokens, wish.min_before_eos)
 
     @property
     def limit(self) -> int:

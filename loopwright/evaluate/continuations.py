@@ -10,6 +10,7 @@ from torch import Tensor
 
 from loopwright.evaluate.sweep import Progress
 from loopwright.generate.readings import check_depths
+from loopwright.metrics.score import chosen
 from loopwright.model.forward.selection import Answers
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.values import check_whole
@@ -119,6 +120,5 @@ def _read(model: LoopedForCausalLM, features: Tensor, p: object, where: list[int
         places = torch.tensor(where[begin:end], device=features.device) - first
         scores = logs[places, token[begin:end]]
         each.append(scores.double().cpu())
-        # of logits that are no numbers some token is still the largest
-        right.append(((logs.argmax(-1)[places] == token[begin:end]) & scores.isfinite()).cpu())
+        right.append((chosen(logs)[places] == token[begin:end]).cpu())
     return torch.cat(each), torch.cat(right)

@@ -24,7 +24,7 @@ from loopwright.evaluate.saved import Saved, columns_of
 from loopwright.evaluate.sweep import Column, Progress, column, number_table, over
 from loopwright.generate.exit_rules import ExitRule, Memory, build_exit, exit_family, mean_state, write_exit
 from loopwright.metrics.intervals import mean_interval
-from loopwright.metrics.score import IGNORED
+from loopwright.metrics.score import IGNORED, chosen
 from loopwright.model.forward.selection import Answers
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.plot.drawing import Curve, Drawing
@@ -311,7 +311,7 @@ def _score(logits: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
     """The loss of each target [N], and whether it is the most likely token, of logits [N, V]."""
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
     loss = (wide - wide.gather(-1, ids[:, None])).logsumexp(-1)
-    return loss.cpu(), ((wide.argmax(-1) == ids) & loss.isfinite()).cpu()
+    return loss.cpu(), (chosen(wide) == ids).cpu()
 
 
 def exit_depths(model: LoopedForCausalLM, rule: ExitRule, measured: Tensor) -> Tensor:

@@ -20,14 +20,14 @@ from loopwright.settings import shown
 TOP_K = 50  # of transformers, where tokens are drawn and the config gives none
 OBEYED = (
     "do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "eos_token_id", "stop_strings", "max_new_tokens",
-    "max_length",
+    "max_length", "min_new_tokens", "min_length",
 )  # fmt: skip
 # each with the values that ask for nothing, the one to set first
 REFUSED: dict[str, tuple[Any, ...]] = {
     "num_beams": (1, None), "num_beam_groups": (1, None), "num_return_sequences": (1, None), "constraints": (None,),
     "force_words_ids": (None,), "penalty_alpha": (None, 0), "dola_layers": (None,), "no_repeat_ngram_size": (0, None),
     "encoder_no_repeat_ngram_size": (0, None), "encoder_repetition_penalty": (1.0, None), "bad_words_ids": (None,),
-    "min_length": (0, None), "min_new_tokens": (None, 0), "forced_bos_token_id": (None,), "forced_eos_token_id": (None,),
+    "forced_bos_token_id": (None,), "forced_eos_token_id": (None,),
     "exponential_decay_length_penalty": (None,), "suppress_tokens": (None, []), "begin_suppress_tokens": (None, []),
     "sequence_bias": (None,), "token_healing": (False, None), "guidance_scale": (None, 1), "watermarking_config": (None,),
     "max_time": (None,), "use_mtp": (None, False), "prompt_lookup_num_tokens": (None,), "assistant_early_exit": (None,),
@@ -46,7 +46,8 @@ IDLE = (
 )  # fmt: skip
 # for a call of `model.generate` that is compared with something else: nothing of the config has a part in it
 PLAIN: dict[str, Any] = {
-    "do_sample": False, "repetition_penalty": 1.0, "stop_strings": None, "max_length": None, "return_dict_in_generate": False,
+    "do_sample": False, "repetition_penalty": 1.0, "stop_strings": None, "max_length": None,
+    "min_new_tokens": None, "min_length": 0, "return_dict_in_generate": False,
     **{name: plain[0] for name, plain in REFUSED.items()}
 }  # fmt: skip
 
@@ -99,6 +100,14 @@ def new_tokens(model: LoopedForCausalLM, prompt_tokens: int, otherwise: int) -> 
             "max_new_tokens"
         )
     return config.max_length - prompt_tokens
+
+
+def least_tokens(model: LoopedForCausalLM, prompt_tokens: int) -> int:
+    """Returns before how many tokens of an answer the model's generation config has no end token drawn; strings may end it."""
+    config: Any = model.generation_config
+    if config.min_new_tokens is not None:
+        return config.min_new_tokens
+    return max((config.min_length or 0) - prompt_tokens, 0)
 
 
 def end_tokens(model: LoopedForCausalLM, tokenizer: PreTrainedTokenizerBase | None) -> list[int]:

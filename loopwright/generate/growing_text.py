@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from typing import Any
+
+from transformers import PreTrainedTokenizerFast
 
 HALF_LETTER = "�"  # what a tokenizer decodes the first bytes of a letter to
 
@@ -34,3 +37,19 @@ class GrowingText:
             self._first = self._read
         self._context, self._read, self.waiting = own or now, len(tokens), ""
         return fresh
+
+
+def text_of(tokenizer: Any, *, skip: bool = True, silent: Collection[int] = ()) -> Callable[[list[int]], str]:
+    """Returns how tokens become text, without control words where these are to be skipped, and without those that are `silent`.
+
+    The library below transformers is asked where transformers would pass its answer on as it is: that takes a tenth of the time.
+    """
+    if silent:
+        whole = text_of(tokenizer, skip=skip)
+        return lambda ids: whole([one for one in ids if one not in silent])
+    kind, fast = type(tokenizer), PreTrainedTokenizerFast
+    passed_on = issubclass(kind, fast) and kind.decode is fast.decode and kind._decode is fast._decode  # type: ignore[attr-defined]
+    if passed_on and not tokenizer.clean_up_tokenization_spaces:
+        below = tokenizer.backend_tokenizer
+        return lambda ids: str(below.decode(ids, skip_special_tokens=skip))
+    return lambda ids: str(tokenizer.decode(ids, skip_special_tokens=skip))

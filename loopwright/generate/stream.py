@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase, TextStreamer
 
 from loopwright.confined import token_ids
 from loopwright.generate.constraint import Constraint
-from loopwright.generate.generation_config import PLAIN, end_tokens, new_tokens, settled, stop_strings
+from loopwright.generate.generation_config import PLAIN, end_tokens, least_tokens, new_tokens, settled, stop_strings
 from loopwright.generate.sampling import GrammarEnd, HashedDraws, Sampling, checked_whole
 from loopwright.model.config import LoopedConfig
 from loopwright.model.looped import LoopedForCausalLM
@@ -111,6 +111,8 @@ def stream(
     steps = model.config.check_depth(depth) if model.config.is_looped or depth is not None else None
     sampling, stops = settled(model, sampling or Sampling()), stop_strings(model)
     arguments: dict[str, Any] = PLAIN | _endings(model, tokenizer)
+    if constraint is None:  # which says itself where an answer ends
+        arguments["min_new_tokens"] = min(least_tokens(model, input_ids.shape[1]), allowed) or None
     if stops:
         arguments |= {"stop_strings": stops, "tokenizer": tokenizer}
     if sampling.changes_scores or constraint is not None:

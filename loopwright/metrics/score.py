@@ -39,17 +39,24 @@ def token_losses(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     return torch.where(asked, each, 0), asked
 
 
+def chosen(logits: Tensor) -> Tensor:
+    """Returns the token that greedy decoding chooses from logits [..., V]; −1 where it chooses none, as in `generate`.
+
+    That is where one is not finite, and where all are the same: a norm that overflowed leaves zeros, and the first is no answer.
+    """
+    low, high = logits.aminmax(dim=-1)
+    return torch.where(low.isfinite() & (low < high) & high.isfinite(), logits.argmax(-1), -1)
+
+
 def exact_rows(logits: Tensor, labels: Tensor) -> Tensor:
     """Returns whether the likeliest token is the right one at every target of a row [B].
 
-    Labels are unshifted, as in `row_losses`. A row without a target is not right, nor is one with a target whose logits are
-    not numbers.
+    Labels are unshifted, as in `row_losses`. A row without a target is not right.
     """
     _check_labels(logits, labels)
     targets = labels[:, 1:].to(logits.device)
     asked = targets != IGNORED
-    best = logits[:, :-1].max(-1)
-    right = (best.indices == targets) & ~best.values.isnan()
+    right = chosen(logits[:, :-1]) == targets
     return (right | ~asked).all(1) & asked.any(1)
 
 
@@ -74,7 +81,7 @@ class TokenAccuracy(Metric):
         _check_labels(logits, labels)
         targets = labels[:, 1:].to(logits.device)
         asked = targets != IGNORED
-        right = (logits[:, :-1].argmax(-1) == targets) & asked
+        right = (chosen(logits[:, :-1]) == targets) & asked
         return right.sum(1) / asked.sum(1).clamp(min=1)
 
 

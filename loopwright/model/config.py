@@ -68,12 +68,13 @@ _OF_STEPS = ("state", "injection", "gate")  # parts that a model without steps c
 # what transformers keeps in a config beside our fields: it reads some of it without a look
 _KEPT = {
     "transformers_version": "str | None", "architectures": "list[str] | None", "output_hidden_states": "bool | None",
-    "return_dict": "bool | None", "chunk_size_feed_forward": "int | None", "is_encoder_decoder": "bool | None",
-    "id2label": "dict | None", "label2id": "dict | None", "problem_type": "str | None", "num_labels": "int | None",
+    "return_dict": "bool | None", "chunk_size_feed_forward": "int", "is_encoder_decoder": "bool",
+    "id2label": "dict | None", "label2id": "dict | None", "problem_type": "str | None", "num_labels": "int",
     "auto_map": "dict | None", "per_layer_config": "dict | None", "output_attentions": "bool | None",
 }  # fmt: skip
 # any other name would have transformers load code of that name, from the hub even
 _IMPLEMENTATIONS = {"attn_implementation": ("eager", "sdpa"), "experts_implementation": ("eager", "grouped_mm", "batched_mm")}
+_PROBLEMS = ("regression", "single_label_classification", "multi_label_classification")
 _DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 # what transformers itself puts into a config.json or passes along, beside the fields
@@ -146,6 +147,12 @@ class LoopedConfig(PreTrainedConfig):
     pad_token_id: int | None = None
     bos_token_id: int | None = None
     eos_token_id: int | list | None = None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Sets a field. The form of transformers' own is looked at first: not every version does so, nor in one line."""
+        if name in _KEPT:
+            _refuse("model config", _wrong_kept({name: value}))
+        super().__setattr__(name, value)
 
     def __post_init__(self, **kwargs: Any) -> None:
         generation = GenerationConfig._get_default_generation_params()
@@ -387,17 +394,23 @@ def _wrong_norm(name: str, spec: Mapping[str, Any], *more: str) -> Iterator[str]
 def _wrong_kept(values: Mapping[str, Any]) -> Iterator[str]:
     """Yields what transformers' own fields must not be: it would build a label for each number, or fall over a form."""
     sound = True
-    for name, form in _KEPT.items():
+    for name in _KEPT.keys() & values:
         try:
-            check_form(name, values.get(name), form)
+            check_form(name, values[name], _KEPT[name])
         except ValueError as error:
             sound = False
             yield str(error)
     if not sound:
         return
-    labels = values.get("id2label") or {}
-    if not all(is_whole(k, 0, MOST_LABELS) or (isinstance(k, str) and k.isdecimal() and len(k) < 10) for k in labels):
+    problem, labels = values.get("problem_type"), values.get("id2label") or {}
+    if problem is not None and problem not in _PROBLEMS:
+        yield f"problem_type is {shown(problem)}; allowed: {', '.join(_PROBLEMS)}"
+    numbered = all(is_whole(k, 0, MOST_LABELS) or (isinstance(k, str) and k.isdecimal() and len(k) < 10) for k in labels)
+    if not numbered or not all(isinstance(label, str) for label in labels.values()):
         yield f"id2label is {shown(labels)}; allowed: whole numbers with their labels"
+    numbers = values.get("label2id") or {}
+    if not all(isinstance(label, str) and (isinstance(number, str) or is_whole(number)) for label, number in numbers.items()):
+        yield f"label2id is {shown(numbers)}; allowed: labels with their whole numbers"
     for count, name in ((values.get("num_labels") or 0, "num_labels"), (len(labels), "id2label")):
         if not 0 <= count <= MOST_LABELS:
             yield f"{name}: {count:,} labels; allowed: at most {MOST_LABELS:,} (a language model needs none)"

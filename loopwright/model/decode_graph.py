@@ -75,9 +75,9 @@ class DecodeGraph:
         """Returns the logits [B, 1, V] after one more token per row [B, 1]."""
         self.token.copy_(token)
         self.graph.replay()
+        if cache.positions is not None:
+            cache.place(self.positions - 1)  # the replay has counted on
         self._count(cache)
-        if cache.next_position is not None:
-            cache.next_position = self.positions
         self.left = _standing(cache)
         return self.logits.clone()
 

@@ -183,6 +183,7 @@ FORMS: dict[str, tuple[Callable[[Any], bool], str]] = {
         lambda value: all(isinstance(one, str) and one for one in listed(value)), "a string, a list of them, none of them empty"
     ),
     **dict.fromkeys(("max_new_tokens", "max_length"), (partial(is_whole, least=1), "a whole number of at least 1")),
+    **dict.fromkeys(("min_new_tokens", "min_length"), (partial(is_whole, least=0), "a whole number of at least 0")),
     "top_k": (is_whole, "a whole number"),
     **dict.fromkeys(("temperature", "top_p", "min_p", "repetition_penalty"), (is_number, "a number")),
 }  # fmt: skip

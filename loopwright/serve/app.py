@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
@@ -29,6 +31,7 @@ from loopwright.serve.response.sse import EventStream, watched
 from loopwright.serve.schema import TOKENIZE, Wanted, read_fields, wanted
 from loopwright.serve.site import INDEX, SAFE, Site, StaticFile, Turns, View, read_files
 
+HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110, 5.1
 LARGE_BODY = 32_768  # bytes: what is larger is parsed in a thread, beside the others' answers
 
 
@@ -203,6 +206,17 @@ def _site_routes(service: Service, site: Site) -> list[Route]:
     return routes + [Route(view.path, partial(service.look, view=view), methods=["POST"]) for view in site.views]
 
 
+class Origins(CORSMiddleware):
+    """Answers the questions of web pages. The names of headers come back in the answer, so they must be names."""
+
+    def preflight_response(self, request_headers: Headers) -> Response:
+        """Answers a page that asks which headers it may send; refused where these are no names of headers."""
+        names = [name.strip(" \t") for name in request_headers.get("access-control-request-headers", "").split(",")]
+        if not all(HEADER_NAME.fullmatch(name) for name in names if name):
+            return Response("Disallowed CORS headers", 400, media_type="text/plain")
+        return super().preflight_response(request_headers)
+
+
 def make_app(service: Service, *, cors: Sequence[str] = (), site: Site | None = None) -> Starlette:
     """Returns the ASGI app. `cors` are the origins whose web pages may ask; none by default. `site` is the page at /."""
     routes = [
@@ -217,7 +231,7 @@ def make_app(service: Service, *, cors: Sequence[str] = (), site: Site | None = 
     routes += [] if site is None else _site_routes(service, site)
     # whatever headers a client of these origins sends: none but the key and the content type is read
     allowed = Middleware(
-        CORSMiddleware, allow_origins=list(cors), allow_methods=["GET", "POST"], allow_headers=["*"], allow_private_network=True,
+        Origins, allow_origins=list(cors), allow_methods=["GET", "POST"], allow_headers=["*"], allow_private_network=True,
         expose_headers=["x-request-id", "retry-after"],
     )  # fmt: skip
     handlers: Any = {Refusal: _refused, HTTPException: _refused, Exception: _failed}

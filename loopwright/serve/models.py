@@ -8,13 +8,12 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from transformers import PreTrainedTokenizerFast
-
 from loopwright.confined import LimitError, Words
 from loopwright.engine.engine import Engine
 from loopwright.generate.constraint import Constraint
 from loopwright.generate.exit_rules import EXITS, build_exit
 from loopwright.generate.generation_config import new_tokens
+from loopwright.generate.growing_text import text_of
 from loopwright.model.looped import LoopedForCausalLM
 from loopwright.serve.chat_template import chat_ids
 from loopwright.serve.limits import Limits, Refusal
@@ -182,19 +181,6 @@ class ServedModel:
     def took(self, seconds: float) -> None:
         """Remembers how long a request took, for those that are told to come again."""
         self.seconds += RECENT * (seconds - self.seconds)
-
-
-def text_of(tokenizer: Any, *, skip: bool = True) -> Callable[[list[int]], str]:
-    """Returns how tokens become text, without control words where these are to be skipped.
-
-    The library below transformers is asked where transformers would pass its answer on as it is: that takes a tenth of the time.
-    """
-    kind, fast = type(tokenizer), PreTrainedTokenizerFast
-    passed_on = issubclass(kind, fast) and kind.decode is fast.decode and kind._decode is fast._decode  # type: ignore[attr-defined]
-    if passed_on and not tokenizer.clean_up_tokenization_spaces:
-        below = tokenizer.backend_tokenizer
-        return lambda ids: str(below.decode(ids, skip_special_tokens=skip))
-    return lambda ids: str(tokenizer.decode(ids, skip_special_tokens=skip))
 
 
 def _offered(kind: str, model: LoopedForCausalLM) -> bool:

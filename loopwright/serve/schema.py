@@ -15,7 +15,7 @@ from loopwright.generate.constraint import checked_kind
 from loopwright.generate.exit_rules import parse_exit
 from loopwright.serve.limits import Refusal
 from loopwright.settings import refuse_unknown
-from loopwright.untrusted import parse_json, shown
+from loopwright.untrusted import NotPlainError, parse_json, shown
 
 MOST_TOP = 20  # likeliest tokens beside each, as OpenAI has it
 MOST_STOPS, LONGEST_STOP, MOST_BIASES, LARGEST_BIAS = 16, 200, 1024, 100
@@ -321,7 +321,7 @@ def _about(param: str | None) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        raise Refusal(str(error), param=param) from None
+        raise Refusal(str(error), param=error.field if isinstance(error, NotPlainError) else param) from None
 
 
 def engine_refusal(error: ValueError) -> Refusal:
@@ -350,7 +350,7 @@ def wanted(body: bytes, *, chat: bool) -> Wanted:
     if chat:
         logprobs = fields.get("top_logprobs", 0) if logprobs else None
     options = {name: fields[name] for name in ENGINE if fields.get(name) is not None}
-    if fields.get("min_tokens"):
+    if "min_tokens" in fields:
         options["min_new_tokens"] = fields["min_tokens"]
     form = fields.get("response_format") or fields.get("structured_outputs")
     if fields.get("response_format") and fields.get("structured_outputs"):

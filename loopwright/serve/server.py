@@ -61,6 +61,19 @@ class Server(uvicorn.Server):
         super().__init__(config)
         self.service = service
 
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Hears signals in the block. uvicorn's own raises them again at the end: a second one would end the process at once."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Takes nothing new, and waits for what was begun."""
         self.service.draining = True
@@ -103,10 +116,12 @@ def run(
     drain_seconds: int = 30,
     access_log: bool = True,
     site: Site | None = None,
+    on_ready: Callable[[], object] = lambda: None,
 ) -> None:
     """Serves until a signal comes: then nothing new is taken, what was begun is finished, and the engines are closed.
 
-    The log goes to stdout; without access lines its errors go to stderr.
+    `on_ready` is called once signals are heard: who is told that the server is there may end it. The log goes to stdout; without
+    access lines its errors go to stderr.
     """
     lines = LineWriter(sys.stdout if access_log else sys.stderr)
     hosts = Hosts(listening.getsockname()[0], tuple(allowed_hosts))
@@ -115,23 +130,10 @@ def run(
         drain_seconds=drain_seconds, access_log=access_log, site=site,
     )  # fmt: skip
     try:
-        with _signals_are_uvicorns():
+        with server.capture_signals():
+            on_ready()
             server.run(sockets=[listening])
     finally:
         for model in models.values():
             model.engine.close()
         lines.close()
-
-
-@contextlib.contextmanager
-def _signals_are_uvicorns() -> Iterator[None]:
-    """uvicorn raises a signal once more after it has drained; by then it has done all it should."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from itertools import accumulate
+from logging.handlers import MemoryHandler
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +17,7 @@ from tokenizers import models
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from loopwright.data.build import build_data
-from loopwright.data.tokenizer import Tokenizer
+from loopwright.data.tokenizer import Tokenizer, _said_once_read
 from tests.data.words import save_words
 
 
@@ -73,6 +75,23 @@ def test_faults(tmp_path: Path) -> None:
     endless.save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="the tokenizer has no EOS token"):
         Tokenizer(tmp_path)
+
+
+def test_a_broken_model_file_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers tells of each library that it tried; what it says of a tokenizer that it reads is passed on."""
+    (tmp_path / "tokenizer.model").write_bytes(b"garbage")
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "LlamaTokenizer"}')
+    logger, heard = logging.getLogger("transformers"), MemoryHandler(99, flushLevel=99)
+    monkeypatch.setattr(logger, "handlers", [heard])
+    monkeypatch.setattr(logger, "level", logging.WARNING)
+    logger.manager._clear_cache()
+    with pytest.raises(ValueError, match=r"^tokenizer: '.*': the tokenizer cannot be read \(.*\); allowed: a folder or") as caught:
+        Tokenizer(tmp_path)
+    assert "\n" not in str(caught.value) and not heard.buffer
+    with _said_once_read():
+        logger.warning("a warning")
+        assert not heard.buffer
+    assert [record.getMessage() for record in heard.buffer] == ["a warning"]
 
 
 def test_a_name_that_is_nowhere_fails_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

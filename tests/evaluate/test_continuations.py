@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 import loopwright as lw
 from loopwright.evaluate import continuations
 from loopwright.evaluate.continuations import Pair, score_continuations
+from loopwright.evaluate.early_exit import _score
 from tests.cases import noisy, some
 from tests.generate.tiny import DENSE
 
@@ -56,6 +57,13 @@ def test_what_greedy_decoding_gives_is_greedy(model: lw.LoopedForCausalLM) -> No
     told = model.generate(prompt, max_new_tokens=3, do_sample=False, depth=3, eos_token_id=None, pad_token_id=0)[0, 3:].tolist()
     pairs = [([3, 4, 5], told), ([3, 4, 5], [*told[:2], (told[2] + 1) % 96])]
     assert score_continuations(model, pairs, [3])[1].tolist() == [[True], [False]]
+
+
+def test_logits_that_are_all_the_same_give_nothing_right(model: lw.LoopedForCausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A norm that overflowed leaves zeros, of which token 0 is no answer."""
+    monkeypatch.setattr(type(model), "head", lambda self, x, p: torch.zeros(*x.shape[:-1], self.config.vocab_size))
+    assert not score_continuations(model, [([3], [0]), ([3, 4], [0, 0])], [1])[1].any()
+    assert not _score(torch.zeros(2, 5), torch.tensor([0, 1]))[1].any()
 
 
 def test_a_head_read_in_blocks_is_the_head_read_at_once(model: lw.LoopedForCausalLM, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,7 @@ from loopwright.generate.generation_config import (
     REFUSED_DRAWING,
     check_offered,
     end_tokens,
+    least_tokens,
     new_tokens,
     settled,
     stop_strings,
@@ -76,6 +77,8 @@ def random_config(draw: random.Random) -> GenerationConfig:
         use_cache=maybe(False, 0.2),
         length_penalty=maybe(2.0, 0.2),
         renormalize_logits=maybe(True, 0.2),
+        min_new_tokens=maybe(draw.randint(0, 6), 0.3),
+        min_length=maybe(draw.randint(0, 12), 0.3),
         **(length if draw.random() < 0.8 else {}),
     )
 
@@ -152,7 +155,7 @@ def test_every_field_of_transformers_is_in_one_table() -> None:
 
 
 REFUSALS: list[tuple[str, Any]] = [
-    ("num_beams", 4), ("no_repeat_ngram_size", 2), ("min_new_tokens", 3), ("bad_words_ids", [[3]]), ("suppress_tokens", [1]),
+    ("num_beams", 4), ("no_repeat_ngram_size", 2), ("bad_words_ids", [[3]]), ("suppress_tokens", [1]),
     ("sequence_bias", [[[3], 1.0]]), ("guidance_scale", 2.0), ("forced_eos_token_id", 2), ("max_time", 1.0), ("penalty_alpha", 0.5),
 ]  # fmt: skip
 
@@ -200,6 +203,7 @@ MALFORMED: list[tuple[str, Any]] = [
     ("do_sample", 1), ("do_sample", "yes"), ("eos_token_id", "34"), ("eos_token_id", ["34"]), ("eos_token_id", True),
     ("eos_token_id", 3.0), ("stop_strings", ""), ("stop_strings", ["a", ""]), ("stop_strings", [1]), ("stop_strings", 7),
     ("max_new_tokens", 2.5), ("max_new_tokens", True), ("max_new_tokens", "7"), ("max_length", 5.5), ("max_length", 0),
+    ("min_new_tokens", -1), ("min_length", 2.5),
 ]  # fmt: skip
 
 
@@ -245,6 +249,28 @@ def test_end_tokens_that_the_model_never_says_end_nothing_and_leave_the_others_a
     assert stream(model, WORDS, ids, write=lambda text: None, max_new_tokens=6).tokens == 6
 
 
+def test_a_least_length_holds_back_end_tokens_alone() -> None:
+    """As in transformers; a request's own holds back what it gives itself, too, and wins."""
+    model, ids = make("huginn-tiny", **SMALL), torch.tensor([[3, 5]])
+    plain = model.generate(ids, max_new_tokens=6, do_sample=False, eos_token_id=None)[0, 2:].tolist()
+    model.generation_config = GenerationConfig(eos_token_id=plain[0], min_new_tokens=3, min_length=8, pad_token_id=0)
+    later = model.generate(ids, max_new_tokens=6, eos_token_id=plain[0])[0, 2:].tolist()
+    assert len(later) >= 3 and later[0] != plain[0]
+    word = WORDS.decode(later[:1])
+    with Engine(model, WORDS, max_rows=2, max_tokens=80) as engine:
+        ask = {
+            "plain": {}, "own": {"min_new_tokens": 0}, "string": {"stop": word}, "token": {"stop": [later[0]]},
+            "own string": {"stop": word, "min_new_tokens": 2}, "no end": {"ignore_eos": True},
+            "form": {"constrain": {"choice": [word]}}, "short": {"max_new_tokens": 2},
+        }  # fmt: skip
+        found = {name: engine.submit(ids, **{"max_new_tokens": 6, **options}).result(60).tokens for name, options in ask.items()}
+    assert found["plain"] == later and found["own"] == plain[:1] and found["no end"] == plain
+    assert found["string"] == found["token"] == later[:1] and len(found["own string"]) >= 2
+    assert WORDS.decode(found["form"], skip_special_tokens=True) == word and found["short"] == later[:2]
+    model.generation_config.min_new_tokens = None
+    assert least_tokens(model, 2) == 6 and least_tokens(model, 9) == 0
+
+
 def test_a_penalty_of_one_counts_nothing() -> None:
     model = make("huginn-tiny", **SMALL)
     model.generation_config = GenerationConfig(repetition_penalty=1.3, top_k=7, temperature=0.4)
@@ -264,7 +290,14 @@ def test_special_tokens_stay_the_models_own() -> None:
 def test_the_plain_call_is_free_of_the_config() -> None:
     model, ids = make("huginn-tiny", **SMALL), torch.tensor([[3, 4, 5]])
     plain = model.generate(ids, max_new_tokens=5, eos_token_id=None, do_sample=False)
-    told = {"do_sample": True, "repetition_penalty": 3.0, "stop_strings": ["a"], "max_length": 4, **dict(REFUSALS)}
+    told = {
+        "do_sample": True,
+        "repetition_penalty": 3.0,
+        "stop_strings": ["a"],
+        "max_length": 4,
+        "min_new_tokens": 3,
+        **dict(REFUSALS),
+    }
     model.generation_config = GenerationConfig(**{name: value for name, value in told.items() if name != "guidance_scale"})
     assert stop_strings(model) == ["a"]
     assert torch.equal(model.generate(ids, max_new_tokens=5, eos_token_id=None, pad_token_id=0, **PLAIN), plain)

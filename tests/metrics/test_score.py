@@ -10,13 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loopwright.metrics.score import (
+    TokenAccuracy,
+    chosen,
     depth_rates,
     exact_rows,
     holds_from_to,
     row_losses,
     settled_depths,
 )
-from loopwright.model.forward.output import next_token_loss
+from loopwright.model.forward.output import choosable, next_token_loss
 
 LABELS = torch.tensor([[-100, -100, 2, 3], [-100, 1, 1, -100], [-100, -100, -100, -100], [2, -100, -100, 0]])
 
@@ -69,6 +71,20 @@ def test_exact_rows_are_right_at_every_target() -> None:
 def test_logits_that_are_not_numbers_are_not_right() -> None:
     labels = torch.tensor([[-100, 0]])  # the token that argmax names where all are NaN
     assert not exact_rows(torch.full((1, 2, 3), math.nan), labels).any()
+
+
+def test_logits_that_are_all_the_same_say_no_token() -> None:
+    """As `generate` refuses them: the first of equals is no answer. A tie of some tokens is the first of them, as there."""
+    labels = torch.tensor([[3, 0, 0], [3, 1, 1]])
+    same = torch.zeros(2, 3, 5)
+    assert chosen(same).tolist() == [[-1] * 3] * 2
+    assert not exact_rows(same, labels).any() and TokenAccuracy()(same, labels).tolist() == [0, 0]
+    tied = same.clone()
+    tied[..., 1:3] = 1.0
+    assert chosen(tied).tolist() == [[1] * 3] * 2 and exact_rows(tied, labels).tolist() == [False, True]
+    assert [bool(choosable(x[0, 0])) == (int(chosen(x)[0, 0]) >= 0) for x in (same, tied, same + math.inf, tied * math.nan)] == [
+        True
+    ] * 4
 
 
 def test_labels_of_another_shape_are_refused() -> None:

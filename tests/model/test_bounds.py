@@ -23,6 +23,11 @@ STEPS = {"max_steps": 4}
         ({"adapters": [{"kind": "sinusoidal"}] * 200_000}, "adapters has 200,000 entries; allowed: at most 64"),
         ({"num_labels": 10**9}, "num_labels: 1,000,000,000 labels; allowed: at most 65,536"),
         ({"id2label": {"a": 1}}, "id2label is {'a': 1}; allowed: whole numbers with their labels"),
+        ({"id2label": {0: 1}}, "id2label is {0: 1}; allowed: whole numbers with their labels"),
+        ({"label2id": {"a": 1.5}}, "label2id is {'a': 1.5}; allowed: labels with their whole numbers"),
+        ({"label2id": {0: "a"}}, "label2id is {0: 'a'}; allowed: labels with their whole numbers"),
+        ({"num_labels": None}, "num_labels is None; allowed: a whole number"),
+        ({"problem_type": "x"}, "problem_type is 'x'; allowed: regression, single_label_classification, multi_label_"),
         ({"id2label": "x"}, "id2label is 'x'; allowed: a mapping"),
         ({"hidden_size": 2**20, "core_layers": 999}, "parameters; allowed: at most 8,796,093,022,208"),
         (
@@ -72,6 +77,14 @@ def test_out_of_bounds_is_one_line_at_once(fields, message):
         LoopedConfig(**fields)
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 2000
     assert time.perf_counter() - begin < 5
+
+
+def test_a_field_of_transformers_is_not_set_to_another_form_later():
+    config = LoopedConfig()
+    with pytest.raises(ValueError, match=r"^model config: id2label is 'x'; allowed: a mapping of names to values or nothing"):
+        config.id2label = "x"
+    config.problem_type = "regression"
+    assert config.problem_type == "regression"
 
 
 def test_bands_that_leave_nothing_between_them_are_refused():

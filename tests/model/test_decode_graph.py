@@ -60,16 +60,20 @@ def test_what_the_graph_counts_without_a_gpu(name, monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(wait_stream=lambda other: None))
     monkeypatch.setattr(torch.cuda, "stream", lambda side: contextlib.nullcontext())
     ids = torch.randint(0, model.config.vocab_size, (2, 10))
-    for capacity, mask in ((7, None), (10, None), (10, torch.tensor([[0, 0, 1, 1, 1, 1], [1] * 6]))):
+    padded = {"attention_mask": torch.tensor([[0, 0, 1, 1, 1, 1], [1] * 6])}
+    gaps = {"position_ids": torch.tensor([[2, 3, 4, 7, 8, 9]])}
+    for capacity, said in ((7, {}), (10, {}), (10, padded), (10, gaps)):
         fixed, plain = lw.LoopCache(model.config, capacity=capacity, fixed=True), lw.LoopCache(model.config)
         for cache in (fixed, plain):
-            model(ids[:, :6], attention_mask=mask, past_key_values=cache)
+            model(ids[:, :6], past_key_values=cache, **said)
         graph = DecodeGraph(model, fixed, model.config.depth, None)
         for i in range(6, capacity):
             assert graph.fits(fixed, model.config.depth, None)
             token = ids[:, i : i + 1]
             assert gap(graph.step(fixed, token), model(token, past_key_values=plain).logits) < 2e-5
         assert fixed.row_lengths == plain.row_lengths
+        assert (fixed.positions is None) == (plain.positions is None) == (said is not gaps)
+        assert said is not gaps or bool((fixed.positions == plain.positions).all())
         assert fixed.filled.missing == plain.filled.missing
         assert not graph.fits(fixed, model.config.depth, None)
 

@@ -302,10 +302,14 @@ def test_a_stop_string_ends_an_answer(options):
     model, tokenizer = noisy("ouro-1.4b-tiny", vocab_size=62), letters()
     ids = tokenizer("bcd", return_tensors="pt").input_ids
     whole = model.generate(ids, **GREEDY, **options)
-    stop = tokenizer.decode(whole[0, 4:6])
-    end = tokenizer.decode(whole[0]).index(stop, 3) + 2
+    text = tokenizer.decode(whole[0])
+    stop = text[4:6]
+    end = text.index(stop, 3) + 2
     found = model.generate(ids, **GREEDY, **options, stop_strings=[stop], tokenizer=tokenizer)
     assert torch.equal(found, whole[:, :end]) and end < whole.shape[1]
     if not options:
-        answer = pipeline("text-generation", model=model, tokenizer=tokenizer)("bcd", stop_sequence=stop, **GREEDY)
-        assert answer[0]["generated_text"] == tokenizer.decode(found[0])
+        pipe = pipeline("text-generation", model=model, tokenizer=tokenizer)
+        # a letter is a token here: some versions of transformers end an answer at each token of a longer `stop_sequence`
+        assert pipe("bcd", stop_strings=[stop], tokenizer=tokenizer, **GREEDY)[0]["generated_text"] == text[:end]
+        first = text[: text.index(stop[0], 3) + 1]
+        assert pipe("bcd", stop_sequence=stop[0], **GREEDY)[0]["generated_text"] == first and len(first) < len(text)

@@ -220,6 +220,10 @@ def test_the_preflight_of_openais_client_passes() -> None:
             assert server.client.options("/v1/completions", headers=asked | {"origin": origin}).status_code == 400
             headers = server.client.get("/v1/models", headers={"origin": origin}).headers
             assert "access-control-allow-origin" not in headers
+        plain = {name: value.encode() for name, value in asked.items()} | {"origin": b"https://app.example"}
+        for names in (b"x-a\x1b[2J", b"x a", "x-\xe4".encode(), b"x-a,\x07"):
+            told = server.client.options("/v1/completions", headers=plain | {"access-control-request-headers": names})
+            assert told.status_code == 400 and "access-control-allow-headers" not in told.headers
 
 
 def test_a_prompt_without_tokens_is_refused() -> None:

@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import GenerationConfig, PreTrainedTokenizerFast
 
+from loopwright.generate.growing_text import text_of
 from loopwright.serve.limits import Limits, Refusal
-from loopwright.serve.models import ServedModel, find_model, text_of
+from loopwright.serve.models import ServedModel, find_model
 from loopwright.serve.schema import Wanted, wanted
 from tests.cases import noisy
 from tests.engine.mix import make
@@ -50,6 +51,8 @@ SPACED.add_tokens(["?"])
 def test_text_is_what_the_tokenizer_itself_decodes(ids: list[int], tokenizer: Any) -> None:
     for some in (ids, [2, 96, 3] if tokenizer is SPACED else ids):
         assert text_of(tokenizer)(some) == tokenizer.decode(some, skip_special_tokens=True)
+        spoken = [one for one in some if one != 2]
+        assert text_of(tokenizer, skip=False, silent={2})(some) == tokenizer.decode(spoken, skip_special_tokens=False)
 
 
 def test_the_card_tells_length_depths_and_exits() -> None:

@@ -223,3 +223,22 @@ def test_any_json_is_read_or_refused(drawn: tuple[dict[str, Any], dict[str, Any]
     table, data = drawn
     with contextlib.suppress(Refusal):  # anything else is an error of ours
         read_fields(json.dumps(data).encode(), table)
+
+
+@pytest.mark.parametrize(
+    ("inner", "param"),
+    [
+        (b'"seed": 99999999999999999999', "seed"),
+        (b'"stop": ["a", "\\ud800"]', "stop"),
+        (b'"metadata": {"\\ud800": 1}', "metadata"),
+        (b'"\\ud800": 1', None),
+        (b'"logit_bias": ' + b"[" * 120 + b"]" * 120, "logit_bias"),
+        (b'"n": 1, "n": 2', "n"),
+        (b'"metadata": {"n": 1, "n": 2}', "metadata"),
+        (b'"n": 01', None),
+    ],
+)
+def test_the_field_in_which_json_is_not_plain_is_named(inner: bytes, param: str | None) -> None:
+    with pytest.raises(Refusal) as refused:
+        wanted(b'{"prompt": "a", ' + inner + b"}", chat=False)
+    assert refused.value.param == param and str(refused.value).startswith("body: ")

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
+import os
+import signal
 import socket
 import threading
 
 import pytest
 
-from loopwright.serve.server import bind
+from loopwright.serve.limits import Limits
+from loopwright.serve.server import bind, run
 from tests.serve.live import hold_engines, live, until
 
 
@@ -45,6 +48,23 @@ def test_a_drain_finishes_what_was_begun_and_takes_nothing_new() -> None:
             assert server.model.engine.open_requests, "the answer ended before the server was seen to refuse"
         asking.join()
         assert answers[0] >= 2 and server.last_record()["completion_tokens"] == 30
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_with_the_first_line_ends_it_as_any_other(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever reads that the server is there may end it at once; nothing is raised again, which would count as a second one."""
+    missed: list[int] = []
+    monkeypatch.setattr(signal, "raise_signal", missed.append)
+    before = signal.signal(number, lambda *_: missed.append(number))
+    try:
+        listening, said = bind("127.0.0.1", 0), []
+        run({}, listening, limits=Limits(), on_ready=lambda: (said.append("ready"), os.kill(os.getpid(), number)))
+        assert said == ["ready"] and not missed and listening.fileno() == -1
+        assert signal.getsignal(number) is not signal.SIG_DFL
+        os.kill(os.getpid(), number)
+        assert missed == [number]
+    finally:
+        signal.signal(number, before)
 
 
 def test_without_access_lines_requests_are_counted_and_errors_are_logged() -> None:

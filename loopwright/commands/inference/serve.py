@@ -89,13 +89,16 @@ def serve(
                 name, model, words, limits=limits, max_rows=max_rows, max_tokens=max_tokens, depth=depth, words=apart
             )
             stack.callback(models[name].engine.close)
-        say(_welcome(models, listening.getsockname()[:2], api_key_env))
-        if on_listening is not None:
-            on_listening(_url(listening.getsockname()[:2]))
+
+        def ready() -> None:
+            say(_welcome(models, listening.getsockname()[:2], api_key_env))
+            if on_listening is not None:
+                on_listening(_url(listening.getsockname()[:2]))
+
         run(
             models, listening,
             limits=limits, key=key, cors=cors_origin, allowed_hosts=(host, *allowed_host), drain_seconds=drain_seconds,
-            access_log=access_log, site=EXPLORER,
+            access_log=access_log, site=EXPLORER, on_ready=ready,
         )  # fmt: skip
         say("loopwright: stopped; every request that was begun is answered")
 

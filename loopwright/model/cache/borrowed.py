@@ -27,6 +27,7 @@ from loopwright.model.layers.attention import attend_in
 from loopwright.model.parts.part import RowSteps
 
 BOOK = "loop_slots"  # the attribute of the cache that says where a step, a reading or a sum begins
+DOCUMENT = "loop_document"  # and the one that says which number the document of every row has
 
 
 class SumLayer(DynamicLayer):
@@ -96,12 +97,21 @@ class BorrowedCache:
         first = valid.long().argmax(1)
         positions = (valid.long().cumsum(1) - 1).clamp(min=0)
         lengths = torch.full((rows,), self.length, device=device)
-        return Ledger(lengths, valid, first[:, None].expand_as(positions), positions, torch.zeros_like(positions))
+        return Ledger(lengths, valid, first[:, None].expand_as(positions), positions, torch.full_like(positions, self._document))
 
     def reserve(self, span: Span, depth: int, like: Tensor) -> None:
         """Refuses tokens that the cache cannot take as they stand."""
-        if span.segments is not None and bool((span.segments != 0).any()):
-            raise ValueError(f"past_key_values: {self._name} knows one document a row; rows of several need a LoopCache")
+        if span.segments is not None and span.index is not None and span.valid is not None:
+            numbers = set(span.segments[span.valid.gather(1, span.index)].tolist())
+            if self.length:
+                numbers.add(self._document)
+            if len(numbers) > 1:
+                raise ValueError(
+                    f"past_key_values: {self._name} knows one document a row, of one number in all; others need a LoopCache"
+                )
+            setattr(self.theirs, DOCUMENT, min(numbers, default=0))
+        elif not self.length:
+            setattr(self.theirs, DOCUMENT, 0)
         layer = self.layers[0]
         most = layer.get_max_length()
         if not layer.is_sliding and 0 <= most < span.extent:
@@ -157,6 +167,10 @@ class BorrowedCache:
         """Counts nothing: the cache did, layer by layer."""
 
     # layers
+
+    @property
+    def _document(self) -> int:
+        return getattr(self.theirs, DOCUMENT, 0) if self.length else 0
 
     @property
     def _name(self) -> str:

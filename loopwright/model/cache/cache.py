@@ -71,8 +71,8 @@ class LoopCache(Cache):
         self.steps = 0  # the core has slots for
         self.readings: dict[int | Expected, int] = {}  # the coda has slots for, and their place
         self.filled = Filled()
-        # where a plain cache's rows go on [B or 1, 1], once a caller has given positions of its own
-        self.next_position: Tensor | None = None
+        # of a plain cache's tokens [B or 1, N], once a caller has given positions of its own
+        self.positions: Tensor | None = None
         self._ledger: Ledger | None = None
 
     @property
@@ -84,6 +84,11 @@ class LoopCache(Cache):
     def plain(self) -> bool:
         """Whether every row is equally long, unpadded and one document."""
         return self._ledger is None
+
+    @property
+    def next_position(self) -> Tensor | None:
+        """Where a plain cache's rows go on [B or 1, 1]; None where they go on at their length."""
+        return self.positions[:, -1:] + 1 if self.positions is not None and self.length else None
 
     @property
     def storage_bytes(self) -> int:
@@ -200,9 +205,18 @@ class LoopCache(Cache):
         if not span.plain:
             self._ledger = self.ledger(span.rows, span.positions.device)
             self._ledger.extend(span)
-        if span.explicit or self.next_position is not None:
-            self.next_position = span.positions[:, -1:] + 1
+            self.positions = None
+        elif span.explicit or self.positions is not None:
+            self.place(span.positions)
         self.count(span.length)
+
+    def place(self, positions: Tensor) -> None:
+        """Notes where the next tokens of a plain cache stand [B or 1, T]."""
+        held = self.positions
+        if held is None:
+            held = torch.arange(self.length, device=positions.device)[None]
+        rows = max(held.shape[0], positions.shape[0])
+        self.positions = torch.cat([held.expand(rows, -1), positions.expand(rows, -1)], 1)
 
     def count(self, length: int) -> None:
         """Counts so many more tokens per row, at the steps and readings that were begun."""
@@ -216,18 +230,18 @@ class LoopCache(Cache):
     def ledger(self, rows: int, device: torch.device) -> Ledger:
         """Returns the ledger, made from a plain cache's lengths where there was none yet, wide enough for the storage."""
         if self._ledger is None:
-            return plain_ledger(self.row_lengths or [0] * rows, self.capacity, self.next_position, device)
+            return plain_ledger(self.row_lengths or [0] * rows, self.capacity, self.positions, device)
         return self._ledger.widened(self.capacity)
 
     # rows
 
     def crop(self, length: int) -> None:
         """Keeps the first `length` tokens of each row; zero or a negative number removes that many from the end."""
-        before, length = self.length, int(length)  # transformers counts with tensors
+        length = int(length)  # a version of transformers may hand over a tensor
         self.retire_graph()
         self.row_lengths = [max(n + length, 0) if length <= 0 else min(n, length) for n in self.row_lengths]
-        if self.next_position is not None:
-            self.next_position = self.next_position - (before - self.length)
+        if self.positions is not None:
+            self.positions = self.positions[:, : self.length]
         self.filled.crop(self.row_lengths)
         if self._ledger is not None:
             self._ledger.crop(self.row_lengths)
@@ -240,8 +254,8 @@ class LoopCache(Cache):
         self.filled.choose_rows(order)
         for table in self.tables.values():
             table.choose_rows(beam_idx)
-        if self.next_position is not None and self.next_position.shape[0] > 1:
-            self.next_position = self.next_position.index_select(0, beam_idx.to(self.next_position.device))
+        if self.positions is not None and self.positions.shape[0] > 1:
+            self.positions = self.positions.index_select(0, beam_idx.to(self.positions.device))
         if self._ledger is not None:
             self._ledger = self._ledger.map_rows(beam_idx.to(self._ledger.lengths.device))
 

@@ -67,10 +67,12 @@ class Ledger:
         self.lengths[row] = length
 
 
-def plain_ledger(lengths: Sequence[int], capacity: int, next_position: Tensor | None, device: torch.device) -> Ledger:
-    """Returns the ledger of rows without padding, one document each; `next_position` [B or 1, 1] says where they go on."""
+def plain_ledger(lengths: Sequence[int], capacity: int, positions: Tensor | None, device: torch.device) -> Ledger:
+    """Returns the ledger of rows without padding, one document each; `positions` [B or 1, N] where they do not count from 0."""
     held = torch.tensor(lengths, device=device)
     order = torch.arange(capacity, device=device).expand(len(lengths), -1)
     zeros = torch.zeros_like(order)
-    shift = 0 if next_position is None else next_position - held[:, None]
-    return Ledger(held, order < held[:, None], zeros.clone(), (order + shift).clone(), zeros.clone())
+    placed = order.clone()
+    if positions is not None:
+        placed[:, : positions.shape[1]] = positions
+    return Ledger(held, order < held[:, None], zeros.clone(), placed, zeros.clone())

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from loopwright.model.forward.traced import is_recorded
 from loopwright.untrusted import shown
 
 # of a kernel that takes rows laid end to end: how long the longest is, which the sums of lengths say already
@@ -37,7 +38,7 @@ def read_words(words: Mapping[str, Any], tokens: Tensor | None, held: int, *, lo
         return Words()
     rows, length = tokens.shape[:2] if isinstance(tokens, Tensor) and tokens.dim() > 1 else (0, 0)  # the model says what is wrong
     types, here = said.get("token_type_ids"), said.get("cache_position")
-    if not torch.compiler.is_compiling():  # a compiled graph must not depend on what a tensor holds
+    if not is_recorded():  # a recorded program must not depend on what a tensor holds
         if types is not None and bool((types != 0).any()):
             raise ValueError("token_type_ids: not all 0; a looped model has no token types, leave them out")
         if here is not None and here.tolist() != list(range(held, held + length)):
@@ -52,7 +53,7 @@ def _documents(said: Mapping[str, Any], rows: int, length: int, held: int) -> Te
     for name in ("cu_seq_lens_q", "seq_idx"):
         if held and name in said:
             raise ValueError(f"{name}: after {held} cached tokens; say where a document begins by position_ids or segment_ids")
-    looked_at = not torch.compiler.is_compiling()
+    looked_at = not is_recorded()
     if looked_at and keys is not None and (ends is None or not torch.equal(ends, keys)):
         raise ValueError("cu_seq_lens_k: not cu_seq_lens_q; queries and keys of a looped model are the same tokens")
     if ends is None:

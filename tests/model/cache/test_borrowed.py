@@ -294,7 +294,7 @@ def planted_find(self: BorrowedCache, name: Any, count: int) -> tuple[int, bool]
 @pytest.mark.parametrize(
     ("said", "line"),
     [
-        ({"position_ids": torch.tensor([[0, 1, 2]])}, "DynamicCache knows one document a row; rows of several need a LoopCache"),
+        ({"position_ids": torch.tensor([[0, 1, 2]])}, "DynamicCache knows one document a row, of one number in all; others"),
         ({"segment_ids": torch.tensor([[0, 1, 1]])}, "DynamicCache knows one document a row"),
         ({"attention_mask": torch.tensor([[0, 1, 1]])}, "attention_mask: 3 entries; DynamicCache does not know padding"),
     ],
@@ -304,6 +304,27 @@ def test_what_it_cannot_hold_is_refused(said, line):
     with torch.no_grad(), pytest.raises(ValueError, match=line) as caught:
         model(IDS, past_key_values=held, **said)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@torch.no_grad()
+def test_a_document_may_have_any_number(padded):
+    """Every row is one document, whatever its number is; later tokens of another number are another document."""
+    model = model_of("ouro-1.4b")
+    ids, sevens = ids_of(model, 2, 6), torch.full((2, 6), 7)
+    mask = torch.ones(2, 6, dtype=torch.long)
+    if padded:
+        mask[0, :2] = 0
+    full = model(ids, attention_mask=mask).logits
+    held = DynamicCache()
+    first = model(ids[:, :4], attention_mask=mask[:, :4], segment_ids=sevens[:, :4], past_key_values=held).logits
+    assert gap(first[mask[:, :4].bool()], full[:, :4][mask[:, :4].bool()]) < TOLERANCE
+    for other in (torch.zeros(2, 2, dtype=torch.long), torch.tensor([[7, 7], [7, 8]])):
+        with pytest.raises(ValueError, match="knows one document a row"):
+            model(ids[:, 4:], attention_mask=mask, segment_ids=other, past_key_values=deepcopy(held))
+    for said in ({}, {"segment_ids": sevens[:, 4:]}):
+        again = model(ids[:, 4:], attention_mask=mask, past_key_values=deepcopy(held), **said).logits
+        assert gap(again, full[:, 4:]) < TOLERANCE
 
 
 @torch.no_grad()

@@ -31,11 +31,40 @@ def test_crop_then_go_on_equals_never_having_been_there(name):
     assert cache.length == 6
     out = model(ids[:, 6:], past_key_values=cache).logits
     assert gap(out, model(ids).logits[:, 6:]) < 1e-5
-    cache.crop(3)
-    assert cache.length == 3
+    cache.crop(torch.tensor(3))  # as transformers' assisted decoding may say it
+    assert cache.length == 3 and type(cache.length) is int
     assert gap(model(ids[:, 3:7], past_key_values=cache).logits, model(ids).logits[:, 3:7]) < 1e-5
     cache.crop(0)
     assert cache.length == 7
+
+
+@pytest.mark.parametrize("how", ["goes on", "with a mask", "in rows"])
+@torch.no_grad()
+def test_crop_where_positions_have_gaps(how):
+    """What follows stands after the last token that is left, wherever those stood that are gone."""
+    model = noisy("ouro-1.4b-tiny")
+    ids, places = ids_of(model, 2, 8), torch.tensor([[3, 4, 9, 20, 21, 40]])
+    if how == "in rows":
+        places = torch.cat([places, places + torch.arange(6)])
+    cache = LoopCache(model.config)
+    model(ids[:, :4], position_ids=places[:, :4], past_key_values=cache)
+    model(ids[:, 4:6], position_ids=places[:, 4:], past_key_values=cache)
+    cache.crop(-3)
+    if how == "in rows":
+        cache.reorder_cache(torch.tensor([1, 0]))
+        ids, places = ids.flip(0), places.flip(0)
+    mask = torch.ones(2, 5, dtype=torch.long)
+    mask[0, 3] = 0
+    options = {"attention_mask": mask} if how == "with a mask" else {}
+    out = model(ids[:, 3:5], past_key_values=cache, **options).logits
+    placed = torch.cat([places[:, :3], places[:, 2:3] + torch.tensor([[1, 2]])], 1).expand(2, -1)
+    if options:
+        placed = torch.where(mask.cumsum(1) < torch.arange(1, 6), placed - 1, placed)
+    full = model(ids[:, :5], position_ids=placed, **options).logits
+    real = mask[:, 3:].bool() if options else torch.ones(2, 2, dtype=torch.bool)
+    assert gap(out[real], full[:, 3:][real]) < 1e-5
+    cache.crop(-cache.length)
+    assert gap(model(ids[:, :3], past_key_values=cache).logits, model(ids[:, :3]).logits) < 1e-5
 
 
 @pytest.mark.parametrize("name", PRESETS)

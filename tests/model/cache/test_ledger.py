@@ -14,7 +14,7 @@ def test_a_plain_ledger_counts_from_where_the_rows_go_on():
     assert ledger.positions[1].tolist() == [0, 1, 2, 3]
     segment, first, position = ledger.last()
     assert (segment.tolist(), first.tolist(), position.tolist()) == ([0, 0], [0, 0], [1, 2])
-    moved = plain_ledger([2, 2], 4, torch.tensor([[7], [9]]), CPU)
+    moved = plain_ledger([2, 2], 4, torch.tensor([[2, 6], [5, 8]]), CPU)
     assert moved.last()[2].tolist() == [6, 8]
     assert plain_ledger([0, 1], 4, None, CPU).last()[2].tolist() == [-1, 0]
 
@@ -33,7 +33,7 @@ def test_a_pass_is_added_and_cropped():
 
 
 def test_rows_are_chosen_and_admitted():
-    ledger, other = plain_ledger([1, 3], 4, None, CPU), plain_ledger([2], 3, torch.tensor([[5]]), CPU)
+    ledger, other = plain_ledger([1, 3], 4, None, CPU), plain_ledger([2], 3, torch.tensor([[3, 4]]), CPU)
     assert ledger.map_rows(torch.tensor([1, 1])).lengths.tolist() == [3, 3]
     ledger.admit(1, other, 0, 2)
     assert ledger.lengths.tolist() == [1, 2]

@@ -1,5 +1,8 @@
 """What trainers and collators hand over beside a model's own arguments: heeded or refused, never passed by."""
 
+import warnings
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor
@@ -133,3 +136,34 @@ def test_a_compiled_pass_reads_no_values(name):
     compiled = torch.compile(model, fullgraph=True, backend="eager")(**{k: v for k, v in row.items() if not k.startswith("max")})
     assert gap(compiled.logits, eager.logits) < 1e-5
     assert read_words({}, None, 0).segment_ids is None
+
+
+class InOrder(torch.nn.Module):
+    """A model that takes the words of one call in order, as `torch.jit.trace` has them."""
+
+    def __init__(self, model: lw.LoopedForCausalLM, names: list[str]) -> None:
+        super().__init__()
+        self.model, self.names = model, names
+
+    def forward(self, *values: Tensor) -> Tensor:
+        return self.model(use_cache=False, **dict(zip(self.names, values, strict=True))).logits
+
+
+@torch.no_grad()
+def test_a_traced_pass_reads_no_values():
+    """What was recorded of one row of documents is right for another."""
+    model = noisy("ouro-1.4b-tiny", depth=2)
+
+    def row(*lengths: int) -> dict[str, Tensor]:
+        ids, ends = torch.cat(documents(model, *lengths), 1), torch.tensor([0, *lengths]).cumsum(0)
+        numbers = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))[None]
+        words = {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends, "seq_idx": numbers, "token_type_ids": 0 * ids}
+        return {"input_ids": ids, **words, "cache_position": torch.arange(7)}
+
+    other = row(5, 2)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        traced = torch.jit.trace(InOrder(model, list(other)), tuple(row(3, 4).values()), check_trace=False)
+    assert not [warning for warning in caught if Path(warning.filename).name == "words.py"]
+    assert gap(traced(*other.values()), model(**other).logits) < 1e-5
+    assert gap(model(**other).logits, model(other["input_ids"]).logits) > 1e-2
