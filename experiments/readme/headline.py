@@ -58,7 +58,7 @@ def reading() -> Iterator[str]:
     told = "Whether either is ahead of the same controller when it knows only the step (*blind*) is not decided at best depths"
     yield when(neither, told)
     tables = [less(arm, STATIC) for arm in READERS]
-    told = f"beat both controllers that read by {from_to(ouroboros.pooled_differences(tables), 2)} (decided)"
+    told = f"beat both controllers that read by {from_to(ouroboros.every(tables), 2)} (decided)"
     yield when({each.side for each in tables} == {"behind"}, told)
     left = [pair for pair in ouroboros.stay() if pair in ((CONTROLLER, DIAGONAL), (CONTROLLER, STATIC), (TOKEN, STATIC))]
     told = f"After a Bonferroni correction for {WORDS[len(ouroboros.twelve())]} pairs at best depths"

@@ -7,23 +7,13 @@ from functools import cache
 
 from experiments.ouroboros.core_tables import LOOPED
 from experiments.ouroboros.cores import RATES
-from experiments.ouroboros.plan import (
-    AT_DEPTH,
-    AT_ONE,
-    CORES,
-    LAYERS,
-    ONCE_EQUAL,
-    ONCE_LONGER,
-    PLACES,
-    UPDATES,
-    looping,
-)
+from experiments.ouroboros.plan import AT_DEPTH, AT_ONE, CORES, LAYERS, ONCE_EQUAL, ONCE_LONGER, PLACES, UPDATES, looping
 from experiments.ouroboros.rate_tables import at_own_rates
 from experiments.ouroboros.rates import best_rates, rates_of
 from experiments.ouroboros.tables import Runs
 from experiments.pages import Result
 from experiments.readme.rows import rows_of
-from experiments.seeds import paired_p
+from experiments.seeds import Pooled, paired_p
 from experiments.templates import ouroboros
 from experiments.templates.ouroboros import OnTexts, read
 from experiments.templates.words import same
@@ -72,19 +62,14 @@ def lead() -> OnTexts:
     return less(best(), ONCE_EQUAL)
 
 
-def behind(than: str = ONCE_LONGER) -> OnTexts:
+def behind(than: str = ONCE_LONGER) -> list[Pooled]:
     """Returns all looped rows that are behind the layers run once, decided, less these."""
-    return ouroboros.pooled_differences(less(arm, than) for arm in standing("behind", than))
+    return ouroboros.every(less(arm, than) for arm in standing("behind", than))
 
 
-def over_others() -> OnTexts:
+def over_others() -> list[OnTexts]:
     """Returns the looped row that is ahead less each other one."""
-    return ouroboros.pooled_differences(less(best(), arm) for arm in LOOPED if arm != best())
-
-
-def ahead_of_others() -> bool:
-    """Whether it is ahead of each, decided."""
-    return all(less(best(), arm).side == "ahead" for arm in LOOPED if arm != best())
+    return [less(best(), arm) for arm in LOOPED if arm != best()]
 
 
 def most_gained() -> float:

@@ -19,17 +19,7 @@ from experiments.ouroboros.run import DEPTHS, TEXTS
 from experiments.ouroboros.tables import Runs, planned
 from experiments.pages import Result, by_label, results
 from experiments.readme.rows import RESULTS, rows_of
-from experiments.seeds import (
-    Pooled,
-    best_depth,
-    held,
-    mean_loss,
-    of_documents,
-    pooled,
-    reports,
-    share_of_gap,
-    stay_decided,
-)
+from experiments.seeds import Pooled, best_depth, held, mean_loss, of_documents, pooled, reports, share_of_gap, stay_decided
 
 COMMON = 4e-3  # the rate of all rows that name no other
 READERS = (CONTROLLER, TOKEN)
@@ -183,9 +173,9 @@ def decided_in_both(row: str, other: str, side: str = "ahead") -> list[int | Non
     return [depth for depth in decided_at(row, other, side) if depth in decided_at(row, other, side, second)]
 
 
-def pooled_differences(pairs: Iterable[OnTexts]) -> OnTexts:
-    """Returns all differences of several comparisons."""
-    return OnTexts(chain.from_iterable(pairs))
+def every(pairs: Iterable[OnTexts]) -> list[Pooled]:
+    """Returns the differences of several comparisons on all texts."""
+    return [*chain.from_iterable(pairs)]
 
 
 def ahead_of_rivals() -> list[tuple[str, str]]:
