@@ -16,12 +16,11 @@ from pathlib import Path
 
 from experiments.asura.plan import WHOLE
 from experiments.ouroboros.plan import AT_DEPTH, AT_ONE, CORES, ONCE_EQUAL, ONCE_LONGER, looping
-from experiments.readme.retrofit import cores
 from experiments.repeats.plan import FRESH, LONGER, STOPPED
 from experiments.seeds import Pooled, pooled
 from experiments.sft.wide import EQUAL as WIDE_EQUAL
 from experiments.sft.wide import LONGER as WIDE_LONGER
-from experiments.templates import asura, repeats, sft, whole_text
+from experiments.templates import asura, cores, repeats, sft, whole_text
 from loopwright.plot.drawing import Axes, Drawing, figure
 from loopwright.plot.style import COLOURS, INK
 

@@ -14,18 +14,7 @@ from pathlib import Path
 
 from experiments.readme import headline, origins, speed, text
 from experiments.readme.inside import orbits, trained, untrained
-from experiments.readme.retrofit import (
-    cores,
-    corrected,
-    exact,
-    language,
-    on_valid,
-    ouroboros,
-    own_rates,
-    rates_again,
-    rates_twice,
-    sicp,
-)
+from experiments.readme.retrofit import exact, language
 from experiments.readme.tasks import distributions, learned, stars
 
 ROOT = Path(__file__).parents[2]
@@ -75,16 +64,6 @@ PLACES = (
     Place("docs/coverage.md", "ASURA", text.depth_claims),
     Place("docs/coverage.md", "STARS", stars.coverage_claims),
     Place("docs/coverage.md", "STARS", distributions.coverage_claims),
-    Place("docs/ouroboros.md", "", ouroboros.claims),
-    Place("docs/ouroboros.md", "", own_rates.claims),
-    Place("docs/ouroboros.md", "", corrected.claims),
-    Place("docs/ouroboros.md", "", on_valid.claims),
-    Place("docs/ouroboros.md", "", sicp.claims),
-    Place("docs/ouroboros.md", "", rates_again.claims),
-    Place("docs/ouroboros.md", "", rates_twice.claims),
-    Place("docs/ouroboros.md", "Cores of 1, 3 and 6 layers", cores.claims, cores.SETTINGS),
-    Place("docs/ouroboros.md", "", cores.page_claims),
-    Place("docs/training.md", "", rates_twice.training_claims),
     Place("docs/speed.md", "Measured", speed.claims, speed.SETTINGS),
 )
 

@@ -8,11 +8,13 @@ from experiments import overview
 from experiments.pages import words
 from experiments.readme import speed, text
 from experiments.readme.inside import orbits, untrained
-from experiments.readme.retrofit import cores, corrected, language, own_rates, rates_again, rates_twice
+from experiments.readme.retrofit import language
 from experiments.readme.rows import WORDS, of, when
 from experiments.readme.tasks import learned, stars
 from experiments.stars.tables import accuracy
-from experiments.templates import asura, hops, lengths, loops
+from experiments.templates import asura, chance, cores, hops, lengths, loops, ouroboros
+from experiments.templates.ouroboros import BLIND, CONTROLLER, DIAGONAL, READERS, STATIC, TOKEN, less
+from experiments.templates.words import from_to, size, stands
 
 SETTINGS = (
     "where its 95 % interval over seeds (three, unless another number is given) excludes 0",
@@ -42,6 +44,40 @@ def verdicts() -> Iterator[str]:
     yield when(min(lengths.random()) > 95, "**Yes, with an attention window that fits the task**: trained on 4 to 8 digits")
 
 
+def reading() -> Iterator[str]:
+    """Yields how controllers that read the input stand in the retrofit study."""
+    yield when(not ouroboros.ahead_of_rivals(), "No gain over simpler rivals was found at best depths")
+    mean, told = less(CONTROLLER, DIAGONAL), "a static diagonal, the paper's rival under our gate (a fixed scaling per step"
+    yield f"A controller that reads the running mean of the states is {from_to(mean, 2)} nats {stands(mean)} {told}; {mean.word})"
+    open_ = {less(TOKEN, DIAGONAL, of=runs).word for runs in (ouroboros.own, ouroboros.second)} == {"undecided"}
+    yield when(open_, "One that reads each token shows no decided difference from it in either of two sets of runs")
+    behind = [None in chance.stands(run, "behind") for run in chance.PAIR]
+    yield when(behind == [True, False], "and comes close to being behind in the second")
+    yield f"at depths {words(ouroboros.decided_in_both(TOKEN, DIAGONAL))} it is ahead (decided in both)"
+    neither = {less(arm, BLIND).word for arm in READERS} == {"undecided"}
+    told = "Whether either is ahead of the same controller when it knows only the step (*blind*) is not decided at best depths"
+    yield when(neither, told)
+    tables = [less(arm, STATIC) for arm in READERS]
+    told = f"beat both controllers that read by {from_to(ouroboros.every(tables), 2)} (decided)"
+    yield when({each.side for each in tables} == {"behind"}, told)
+    left = [pair for pair in ouroboros.stay() if pair in ((CONTROLLER, DIAGONAL), (CONTROLLER, STATIC), (TOKEN, STATIC))]
+    told = f"After a Bonferroni correction for {WORDS[len(ouroboros.twelve())]} pairs at best depths"
+    stays = "only the tables' lead over the running mean stays decided among those named here"
+    yield when(left == [(CONTROLLER, STATIC)], f"{told}, {stays}")
+    slow = [each.ahead_on for each in ouroboros.at_depths(CONTROLLER, DIAGONAL, ouroboros.one_rate).values()]
+    told = f"the controller with the running mean beat the static diagonal, at every depth on {of(min(slow), 3)} seeds"
+    yield f"{told}; but that rate held the diagonal back by {size(ouroboros.cost(DIAGONAL), 2)} nats"
+
+
+def looping() -> Iterator[str]:
+    """Yields how retrofits with adapters stand beside the same layers run once."""
+    six, lead = WORDS[len(cores.LOOPED)], cores.lead()
+    corrected = when(cores.on_first_alone(), f"after a Bonferroni correction for {six} rows on one of two texts only")
+    told = f"of {six} loops with adapters one is ahead of the same layers run once, by {size(lead[0])} ({lead.word}; {corrected})"
+    behind = f"at equal training FLOPs all {six} are behind, by {from_to(cores.behind(), 2)} (decided)"
+    yield f"{told}; {when(cores.every_behind(), behind)}"
+
+
 def claims() -> Iterator[str]:
     """Yields what the rows say."""
     yield from verdicts()
@@ -60,11 +96,8 @@ def claims() -> Iterator[str]:
     least, seeds = min(lengths.beyond()), of(len(lengths.runs()), len(lengths.runs()))
     yield f"at depths {words(lengths.BEYOND)} (at least {least:.1f} % of {lengths.rows():,} rows with long carries, {seeds} seeds;"
     yield f"random digits: {min(lengths.random()):.1f} % with the worst seed"
-    yield from own_rates.headline_claims()
-    yield from rates_again.headline_claims()
-    yield from rates_twice.headline_claims()
-    yield from corrected.headline()
-    yield cores.headline()
+    yield from reading()
+    yield from looping()
     yield f"At nearly equal parameters yes (at equal updates and one rate, {text.at_equal_parameters()})"
     yield text.equal_flops()
     yield text.parts()

@@ -85,9 +85,10 @@ def span(interval: tuple[float, float], digits: int = 3) -> str:
 
 
 def from_to(values: Amounts, digits: int = 3) -> str:
-    """Returns from where to where the sizes of several go: "0.021 to 0.058"."""
+    """Returns from where to where the sizes of several go, "0.021 to 0.058", or the one number that these are when rounded."""
     sizes = [abs(each) for each in amounts(values)]
-    return f"{number(min(sizes), digits)} to {number(max(sizes), digits)}"
+    ends = number(min(sizes), digits), number(max(sizes), digits)
+    return " to ".join(dict.fromkeys(ends))
 
 
 def far(value: Amount) -> float:

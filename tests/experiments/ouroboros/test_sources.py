@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from experiments.ouroboros.plan import TOKEN
 from experiments.ouroboros.sources import main, sources
-from experiments.readme.retrofit import sicp
-from experiments.readme.retrofit.own_rates import own_runs
+from experiments.templates import ouroboros
 from loopwright.data.tokenizer import Tokenizer
 from loopwright.evaluate.passages import read_passages
 from tests.data.words import save_words
@@ -63,13 +63,13 @@ def test_a_tokenizer_that_is_not_there_is_told_in_a_line(tmp_path: Path, monkeyp
 
 
 def test_a_row_on_one_source_has_its_documents_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = own_runs()[sicp.TOKEN][0]
-    whole, part = run["texts"][sicp.TEXT], sicp.alone(run)["texts"][sicp.TEXT]
-    _, numbers = sicp.documents()
+    run = ouroboros.own()[TOKEN][0]
+    whole, part = (each["texts"][ouroboros.BOOK_IN] for each in (run, *ouroboros.every_on_book([run])))
+    _, numbers = ouroboros.book_documents()
     assert set(part["document_of"]) == numbers and part["targets"] == sum(part["targets_of"]) < whole["targets"]
     places = [place for place, document in enumerate(whole["document_of"]) if document in numbers]
     assert part["losses"][2] == tuple(whole["losses"][2][place] for place in places)
     assert part["loss"][2] == pytest.approx(sum(part["losses"][2]) / part["targets"])
-    monkeypatch.setattr(sicp, "documents", lambda: ("other", numbers))
+    monkeypatch.setattr(ouroboros, "book_documents", lambda: ("other", numbers))
     with pytest.raises(ValueError, match="other passages"):
-        sicp.alone(run)
+        ouroboros.every_on_book([run])
