@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from experiments.readme import headline, origins, speed, text
-from experiments.readme.inside import orbits, trained, untrained
+from experiments.readme import headline, speed
 from experiments.readme.retrofit import (
     cores,
     corrected,
@@ -66,15 +65,6 @@ PLACES = (
     Place("docs/stars.md", "On language", language.chat_claims),
     Place("docs/stars.md", "On language", exact.claims),
     Place("docs/stars.md", "Again", stars.origin_claims),
-    Place("docs/inside.md", "", untrained.claims),
-    Place("docs/inside-training.md", "", trained.claims),
-    Place("docs/inside-training.md", "", orbits.claims),
-    Place("docs/inside-training.md", "Huginn's norms", text.norms_claims),
-    Place("docs/coverage.md", "Rows that name no commit", origins.claims),
-    Place("docs/coverage.md", "A mechanistic analysis", orbits.coverage_claims),
-    Place("docs/coverage.md", "ASURA", text.depth_claims),
-    Place("docs/coverage.md", "STARS", stars.coverage_claims),
-    Place("docs/coverage.md", "STARS", distributions.coverage_claims),
     Place("docs/ouroboros.md", "", ouroboros.claims),
     Place("docs/ouroboros.md", "", own_rates.claims),
     Place("docs/ouroboros.md", "", corrected.claims),
