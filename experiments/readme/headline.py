@@ -49,8 +49,9 @@ def of_the_inside() -> Iterator[str]:
     yield when(so, f"**In part.** At random initialisation all {WORDS[len(claims)]} claims hold from PyTorch's default start")
     yield f"from another start all {WORDS[len(other)]} fail (one seed)"
     yield f"Of eight claims about small trained models {WORDS[none]} fails and {WORDS[some]} hold for some models"
-    orbits, models = len(inside.orbiting()), len(inside.kind("sandwich", True))
-    yield f"still orbit after {inside.deepest()} steps in {WORDS[orbits]} of {WORDS[models]} models"
+    models = inside.kind("sandwich", True)
+    steps = models[0].run["deep"]["places"]["steps"]
+    yield f"still orbit after {steps} steps in {WORDS[len(inside.orbiting())]} of {WORDS[len(models)]} models"
 
 
 def claims() -> Iterator[str]:

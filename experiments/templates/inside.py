@@ -11,7 +11,7 @@ from experiments.inside.norms import loss
 from experiments.inside.random_init.claims import WORD, Cell, cells, judge
 from experiments.inside.random_init.plan import MAIN_START
 from experiments.inside.train_claims import CLAIMS, Reading, readings
-from experiments.inside.train_plan import CONTROL, STEPS, Row
+from experiments.inside.train_plan import STEPS, Row
 from experiments.inside.train_tables import alike, in_words, read
 from experiments.readme.rows import RESULTS, only, rows_of
 from experiments.templates.words import Gaps
@@ -76,11 +76,6 @@ def looped() -> list[Reading]:
     return readings(kept())
 
 
-def control_losses() -> list[float]:
-    """Returns the loss of the control, seed by seed."""
-    return [loss(run, 1) for run in seeds_of(CONTROL)]
-
-
 def core(one: Reading) -> int:
     """Returns how many layers the core has."""
     return int(one.run["layers"]["core_layers"])
@@ -139,17 +134,6 @@ def correlations() -> tuple[float, float]:
     return min(found), max(found)
 
 
-def flat() -> tuple[float, float]:
-    """Returns from where to where the control's stage curve goes."""
-    found = [value for run in seeds_of(CONTROL) for value in run["near"]["by_place"]["colsum"]["mean"]]
-    return min(found), max(found)
-
-
-def sinks() -> float:
-    """Returns the largest share of a layer's heads that are sinks into the first token."""
-    return max(value for run in kept() for value in run["near"]["by_place"]["sink_rate"]["mean"])
-
-
 def behind_nearest() -> list[float]:
     """Returns how much farther from the control than the nearest model of its core that is which claim 3 says is nearest."""
     found = []
@@ -168,12 +152,6 @@ def calm() -> list[str]:
     ]
 
 
-def deepest() -> int:
-    """Returns after how many steps it is told what tokens end in."""
-    (steps,) = {one.run["deep"]["places"]["steps"] for one in looped()}
-    return int(steps)
-
-
 def orbiting() -> list[str]:
     """Returns the models with injection between prelude and coda that leave held-out tokens in an orbit."""
     return [one.run["name"] for one in kind("sandwich", True) if limits(one.run)[ORBIT] > 0]
@@ -182,11 +160,6 @@ def orbiting() -> list[str]:
 def twice() -> list[tuple[Run, Run]]:
     """Returns the first and the second training of models that have orbits after the first."""
     return [(run, each) for run in kept() for each in kept("again") if run["name"] == each["name"] and limits(run)[ORBIT] > 0]
-
-
-def lost() -> list[str]:
-    """Returns those that have no orbit after the second."""
-    return [first["name"] for first, second in twice() if not limits(second)[ORBIT]]
 
 
 def same() -> list[str]:
@@ -240,9 +213,3 @@ def left(model: str) -> tuple[float, float]:
     """Returns which part of the tokens that move still do so behind a newline, and with “The” for the first token."""
     newline, the = (begun(model, way)["moving"] / begun(model)["moving"] for way in (NEWLINE, THE))
     return newline, the
-
-
-@cache
-def page(name: str) -> Run:
-    """Returns what is kept of the orbits on a model's page."""
-    return only("inside/orbits.jsonl", name=name)

@@ -57,11 +57,6 @@ def without() -> Rows:
     return [row for rows in untraced().values() for row in rows]
 
 
-def bare() -> int:
-    """Returns how many of them have no `origin` at all."""
-    return sum("origin" not in row or row["origin"] is None for row in without())
-
-
 def told() -> int:
     """Returns of how many of them the log tells at which commit they were made."""
     return sum(sum(counts.values()) for _, counts in BROUGHT.values())
