@@ -33,7 +33,7 @@ SHAPE: dict[str, Any] = {
 }  # fmt: skip
 INJECTED: dict[str, Any] = {"injection": {"kind": "concat"}, "state": {"kind": "noise"}}
 TRAINING: dict[str, Any] = {
-    "about": "the training study of docs/inside-training.md", "updates": 800, "batch": 32, "objective": {"kind": "final"},
+    "about": "the training study of docs/inside.md", "updates": 800, "batch": 32, "objective": {"kind": "final"},
     "optim": {"kind": "adamw", "lr": 1e-3, "betas": [0.9, 0.95], "weight_decay": 0.1},
     "schedule": {"kind": "cosine", "warmup": 80, "floor": 0.1}, "precision": "bf16",
     "save": {"every": 0, "best": False}, "validate": {"every": 0},

@@ -12,9 +12,19 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from experiments.readme import headline, origins, speed, text
-from experiments.readme.inside import orbits, trained, untrained
-from experiments.readme.retrofit import exact, language
+from experiments.readme import headline, speed
+from experiments.readme.retrofit import (
+    cores,
+    corrected,
+    exact,
+    language,
+    on_valid,
+    ouroboros,
+    own_rates,
+    rates_again,
+    rates_twice,
+    sicp,
+)
 from experiments.readme.tasks import distributions, learned, stars
 
 ROOT = Path(__file__).parents[2]
@@ -55,15 +65,16 @@ PLACES = (
     Place("docs/stars.md", "On language", language.chat_claims),
     Place("docs/stars.md", "On language", exact.claims),
     Place("docs/stars.md", "Again", stars.origin_claims),
-    Place("docs/inside.md", "", untrained.claims),
-    Place("docs/inside-training.md", "", trained.claims),
-    Place("docs/inside-training.md", "", orbits.claims),
-    Place("docs/inside-training.md", "Huginn's norms", text.norms_claims),
-    Place("docs/coverage.md", "Rows that name no commit", origins.claims),
-    Place("docs/coverage.md", "A mechanistic analysis", orbits.coverage_claims),
-    Place("docs/coverage.md", "ASURA", text.depth_claims),
-    Place("docs/coverage.md", "STARS", stars.coverage_claims),
-    Place("docs/coverage.md", "STARS", distributions.coverage_claims),
+    Place("docs/ouroboros.md", "", ouroboros.claims),
+    Place("docs/ouroboros.md", "", own_rates.claims),
+    Place("docs/ouroboros.md", "", corrected.claims),
+    Place("docs/ouroboros.md", "", on_valid.claims),
+    Place("docs/ouroboros.md", "", sicp.claims),
+    Place("docs/ouroboros.md", "", rates_again.claims),
+    Place("docs/ouroboros.md", "", rates_twice.claims),
+    Place("docs/ouroboros.md", "Cores of 1, 3 and 6 layers", cores.claims, cores.SETTINGS),
+    Place("docs/ouroboros.md", "", cores.page_claims),
+    Place("docs/training.md", "", rates_twice.training_claims),
     Place("docs/speed.md", "Measured", speed.claims, speed.SETTINGS),
 )
 

@@ -7,14 +7,11 @@ from collections.abc import Iterator
 from experiments import overview
 from experiments.pages import words
 from experiments.readme import speed, text
-from experiments.readme.inside import orbits, untrained
-from experiments.readme.retrofit import language
+from experiments.readme.retrofit import cores, corrected, language, own_rates, rates_again, rates_twice
 from experiments.readme.rows import WORDS, of, when
 from experiments.readme.tasks import learned, stars
 from experiments.stars.tables import accuracy
-from experiments.templates import asura, chance, cores, hops, lengths, loops, ouroboros
-from experiments.templates.ouroboros import BLIND, CONTROLLER, DIAGONAL, READERS, STATIC, TOKEN, less
-from experiments.templates.words import from_to, size, stands
+from experiments.templates import asura, hops, inside, lengths, loops
 
 SETTINGS = (
     "where its 95 % interval over seeds (three, unless another number is given) excludes 0",
@@ -44,44 +41,23 @@ def verdicts() -> Iterator[str]:
     yield when(min(lengths.random()) > 95, "**Yes, with an attention window that fits the task**: trained on 4 to 8 digits")
 
 
-def reading() -> Iterator[str]:
-    """Yields how controllers that read the input stand in the retrofit study."""
-    yield when(not ouroboros.ahead_of_rivals(), "No gain over simpler rivals was found at best depths")
-    mean, told = less(CONTROLLER, DIAGONAL), "a static diagonal, the paper's rival under our gate (a fixed scaling per step"
-    yield f"A controller that reads the running mean of the states is {from_to(mean, 2)} nats {stands(mean)} {told}; {mean.word})"
-    open_ = {less(TOKEN, DIAGONAL, of=runs).word for runs in (ouroboros.own, ouroboros.second)} == {"undecided"}
-    yield when(open_, "One that reads each token shows no decided difference from it in either of two sets of runs")
-    behind = [None in chance.stands(run, "behind") for run in chance.PAIR]
-    yield when(behind == [True, False], "and comes close to being behind in the second")
-    yield f"at depths {words(ouroboros.decided_in_both(TOKEN, DIAGONAL))} it is ahead (decided in both)"
-    neither = {less(arm, BLIND).word for arm in READERS} == {"undecided"}
-    told = "Whether either is ahead of the same controller when it knows only the step (*blind*) is not decided at best depths"
-    yield when(neither, told)
-    tables = [less(arm, STATIC) for arm in READERS]
-    told = f"beat both controllers that read by {from_to(ouroboros.every(tables), 2)} (decided)"
-    yield when({each.side for each in tables} == {"behind"}, told)
-    left = [pair for pair in ouroboros.stay() if pair in ((CONTROLLER, DIAGONAL), (CONTROLLER, STATIC), (TOKEN, STATIC))]
-    told = f"After a Bonferroni correction for {WORDS[len(ouroboros.twelve())]} pairs at best depths"
-    stays = "only the tables' lead over the running mean stays decided among those named here"
-    yield when(left == [(CONTROLLER, STATIC)], f"{told}, {stays}")
-    slow = [each.ahead_on for each in ouroboros.at_depths(CONTROLLER, DIAGONAL, ouroboros.one_rate).values()]
-    told = f"the controller with the running mean beat the static diagonal, at every depth on {of(min(slow), 3)} seeds"
-    yield f"{told}; but that rate held the diagonal back by {size(ouroboros.cost(DIAGONAL), 2)} nats"
-
-
-def looping() -> Iterator[str]:
-    """Yields how retrofits with adapters stand beside the same layers run once."""
-    six, lead = WORDS[len(cores.LOOPED)], cores.lead()
-    corrected = when(cores.on_first_alone(), f"after a Bonferroni correction for {six} rows on one of two texts only")
-    told = f"of {six} loops with adapters one is ahead of the same layers run once, by {size(lead[0])} ({lead.word}; {corrected})"
-    behind = f"at equal training FLOPs all {six} are behind, by {from_to(cores.behind(), 2)} (decided)"
-    yield f"{told}; {when(cores.every_behind(), behind)}"
+def of_the_inside() -> Iterator[str]:
+    """Yields what becomes of the claims about random and about small trained models."""
+    none, some, every = inside.verdicts()
+    claims, other = inside.holding(), inside.holding("huginn")
+    so = set(claims) == {"holds"} and set(other) == {"does not hold"} and not every
+    yield when(so, f"**In part.** At random initialisation all {WORDS[len(claims)]} claims hold from PyTorch's default start")
+    yield f"from another start all {WORDS[len(other)]} fail (one seed)"
+    yield f"Of eight claims about small trained models {WORDS[none]} fails and {WORDS[some]} hold for some models"
+    models = inside.kind("sandwich", True)
+    steps = models[0].run["deep"]["places"]["steps"]
+    yield f"still orbit after {steps} steps in {WORDS[len(inside.orbiting())]} of {WORDS[len(models)]} models"
 
 
 def claims() -> Iterator[str]:
     """Yields what the rows say."""
     yield from verdicts()
-    yield from untrained.headline()
+    yield from of_the_inside()
     seeds = WORDS[len(stars.runs_of()["target"]["addition-stable"])]
     yield f"{stars.exact_at('ours', 1000)} % right with `addition-stable` ({seeds} seeds)"
     released = stars.exact_at("paper: random depth + penalty", 1000)
@@ -96,8 +72,11 @@ def claims() -> Iterator[str]:
     least, seeds = min(lengths.beyond()), of(len(lengths.runs()), len(lengths.runs()))
     yield f"at depths {words(lengths.BEYOND)} (at least {least:.1f} % of {lengths.rows():,} rows with long carries, {seeds} seeds;"
     yield f"random digits: {min(lengths.random()):.1f} % with the worst seed"
-    yield from reading()
-    yield from looping()
+    yield from own_rates.headline_claims()
+    yield from rates_again.headline_claims()
+    yield from rates_twice.headline_claims()
+    yield from corrected.headline()
+    yield cores.headline()
     yield f"At nearly equal parameters yes (at equal updates and one rate, {text.at_equal_parameters()})"
     yield text.equal_flops()
     yield text.parts()
@@ -107,7 +86,6 @@ def claims() -> Iterator[str]:
     some = any(each.verdict == "lower" for each in overview.equal_parameters())
     yield when(some, f"at equal parameters some loops are ahead, for {overview.dearer()}")
     yield from text.claims()
-    yield from orbits.headline()
     yield f"reaches {speed.share_of_bound(1):.2f} of the bandwidth bound"
     yield f"and {speed.share_of_bound(32):.2f} at batch 32"
     yield f"requests at depths 1 to 8 with {speed.mixed_depths(128):.2f} times the tokens/s of lockstep batches at depth 8"

@@ -12,7 +12,7 @@ from experiments.pages import Result
 from experiments.readme.rows import from_to, of, when
 from experiments.repeats.plan import DEPTH_RATES
 from experiments.repeats.tables import BY_DEPTH, HALVES, Chosen, at_rate, slopes
-from experiments.seeds import Pooled, over_seeds, pooled
+from experiments.seeds import Pooled, pooled
 from experiments.templates.repeats import PARAMETERS, all_runs, kept
 
 
@@ -153,16 +153,6 @@ def gains() -> list[float]:
 def sloped(calm: bool = False) -> list[float]:
     """Returns by how much the loss changes with each doubling, on the straight line that fits each seed best."""
     return list(slopes(chosen(calm)).values())
-
-
-def excluded() -> float:
-    """Returns the gain with each doubling that such a line excludes at the smaller rate."""
-    return -over_seeds(sloped(True))[0]
-
-
-def millions() -> list[float]:
-    """Returns the parameters of all depths, in millions."""
-    return [run["parameters"] / 1e6 for depth in BY_DEPTH for run in runs_of(depth)]
 
 
 def mean_of(depth: int) -> float:

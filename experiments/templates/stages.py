@@ -1,4 +1,4 @@
-"""What docs/inside-stages.md asks of the rows: stages of looped and dense models on questions and on everyday text."""
+"""What docs/inside.md asks of the rows: stages of looped and dense models on questions and on everyday text."""
 
 from __future__ import annotations
 
@@ -17,9 +17,7 @@ LINES = {
     DENSE: "SmolLM2, 30 layers", RETROFIT: "retrofit (4, 6⊗4, 4), trained", ONCE: "its 14 layers, trained unlooped",
     START: "14 of its layers, before training", INJECTED: "(2, 4⊗4, 2) I", PLAIN: "(2, 4⊗4, 2)",
 }  # fmt: skip
-SETS = {"gsm8k": "GSM8K", "hellaswag": "HellaSwag"}
 HIGHEST = (3, 4)  # layers of the retrofit's core, from 0, where attention mixes least
-SETTLED = 16  # steps up to which a bound is compared with what happens, where the state comes to rest
 
 
 @cache
@@ -71,22 +69,6 @@ def at_highest(value: str, *steps: int) -> list[float]:
     return core(value)[[step - 1 for step in steps]][:, list(HIGHEST)].flatten().tolist()
 
 
-def top() -> tuple[float, int]:
-    """Returns the largest ColSum in the retrofit's core, and the step that has it."""
-    highest = core("colsum").max(1).values
-    return highest.max().item(), int(highest.argmax()) + 1
-
-
-def fading() -> list[float]:
-    """Returns the sink rate of the first layer of the core without that MLP, by step."""
-    return [float(each[0]) for each in core("sink_rate", "ablated")]
-
-
-def full() -> int:
-    """Returns at how many layers of the core 99 % of the heads and more are sinks, at every step."""
-    return int((core("sink_rate").min(0).values >= 0.99).sum())
-
-
 def alike(model: str, value: str) -> list[float]:
     """Returns how the curve of each step correlates with SmolLM2's."""
     return curve_correlation(curves(row(model), value), curves(row(DENSE), value)[0]).tolist()
@@ -108,12 +90,6 @@ def prompt(model: str, name: str) -> float:
     return float(row(model, name=name)["tokens"] / row(model, name=name)["examples"])
 
 
-def entropy(look: str) -> list[float]:
-    """Returns the retrofit's entropy from the third layer to the end of the core."""
-    places = row(RETROFIT)["places"]
-    return means(RETROFIT, "entropy", look)[2 : places["prelude"] + places["core"] * places["steps"]]
-
-
 def beyond() -> tuple[float, float, int, int]:
     """Returns what 128 steps do: how far ColSum moves, of its range; the norm in times of that at the model's depth; how many next
     tokens are kept, and of how many. All tokens must be at a fixed point, each layer at one of its own."""
@@ -129,11 +105,6 @@ def beyond() -> tuple[float, float, int, int]:
 def layer() -> int:
     """Returns the layer of SmolLM2 whose MLP is zeroed, from 0; its index is that of the first layer behind it, from 1."""
     return int(row(DENSE, "ablated")["layer"])
-
-
-def unchanged() -> float:
-    """Returns how SmolLM2's ColSum curve without that MLP correlates with the one as it is."""
-    return curve_correlation(curves(row(DENSE, "ablated"), "colsum"), curves(row(DENSE), "colsum")).item()
 
 
 def pairs(model: str) -> list[float]:

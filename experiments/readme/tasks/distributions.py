@@ -255,11 +255,3 @@ def page_claims() -> Iterator[str]:
     """Yields which seeds were not run."""
     missing = sorted({run.seed for run in GROUPS["distributions"]()} - {run["seed"] for run in on(*PLACES)})
     yield f"seeds {words(missing)} of the depth distributions at the paper's settings"
-
-
-def coverage_claims() -> Iterator[str]:
-    """Yields how many runs learn, as docs/coverage.md has it."""
-    for place, name in zip(RESIDUAL, ("post-sandwich", "post-norm"), strict=True):
-        here, there = (sum(map(learned, runs[place].values())) for runs in (cells(), cells("brief_distributions")))
-        told = f"on {name} {of(here, len(cells()[place]))} {'learns' if here == 1 else 'learn'} at the paper's settings"
-        yield f"{told} and {WORDS[there]} in short runs"

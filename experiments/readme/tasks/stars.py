@@ -310,14 +310,6 @@ def paper_path_claims(run: Result, before: Result) -> Iterator[str]:
     yield f"The mean ρ at depth 100 is {radii[0]:.2f}, and {radii[1]:.2f} in that run"
 
 
-def coverage_claims() -> Iterator[str]:
-    """Yields what docs/coverage.md says of the paths at the paper's settings."""
-    labels = [label for label in runs_of()["paths"] if label.startswith("paper")]
-    runs = runs_of()["paths"]["paper, penalty"]
-    seeds, steps = WORDS[len(runs)], len(runs[0]["path"]["points"]) - 1
-    yield when(labels == ["paper, penalty"], f"at the paper's settings with the penalty alone, {seeds} seed, {steps} steps")
-
-
 def stands_from(run: Result) -> int:
     """Returns the step from which on the path drawn is within a thousandth of the state's size of its end."""
     points, near = run["path"]["points"], run["path"]["size"][-1] / 1000
