@@ -1,4 +1,4 @@
-"""The result numbers of the README and of the study pages, recomputed from the committed rows.
+"""The result numbers of study pages, recomputed from the committed rows.
 
 python -m experiments.readme
 """

@@ -1,4 +1,4 @@
-"""Prints where the README and the study pages differ from the rows, and fails if they do: `python -m experiments.readme`."""
+"""Prints where study pages differ from the rows, and fails if they do: `python -m experiments.readme`."""
 
 from __future__ import annotations
 

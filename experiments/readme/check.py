@@ -1,4 +1,4 @@
-"""Holds the result numbers of the README and of the study pages to the committed rows.
+"""Holds the result numbers of study pages to the committed rows.
 
 A claim is a piece of text made from the rows; it must stand on its page word for word. Where a place lists its settings (text with
 numbers that no row decides: sizes, depths, names of columns), what is left of it without claims and settings has no digit in it.
@@ -12,13 +12,11 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from experiments.readme import headline, origins, speed, text
+from experiments.readme import origins, text
 from experiments.readme.inside import orbits, trained, untrained
 from experiments.readme.retrofit import (
     cores,
     corrected,
-    exact,
-    language,
     on_valid,
     ouroboros,
     own_rates,
@@ -26,7 +24,6 @@ from experiments.readme.retrofit import (
     rates_twice,
     sicp,
 )
-from experiments.readme.tasks import distributions, learned, stars
 
 ROOT = Path(__file__).parents[2]
 # a target, an image and a code span hold no result, but which text a result is of is written as code
@@ -54,18 +51,6 @@ class Place:
 
 
 PLACES = (
-    Place("README.md", "What was measured", headline.claims, headline.SETTINGS),
-    Place("docs/stars.md", "Exact match (%) by depth", stars.table_claims, stars.TABLE_SETTINGS),
-    Place("docs/stars.md", "", stars.claims),
-    Place("docs/stars.md", "Depth distributions and norms", stars.brief_claims),
-    Place("docs/stars.md", "Depth distributions and norms", learned.finding_claims),
-    Place("docs/stars.md", "", learned.early_claims),
-    Place("docs/stars.md", "Depth distributions, at the paper's", distributions.claims, distributions.SETTINGS),
-    Place("docs/stars.md", "Depth distributions and norms", distributions.brief_claims),
-    Place("docs/stars.md", "Not run", distributions.page_claims),
-    Place("docs/stars.md", "On language", language.chat_claims),
-    Place("docs/stars.md", "On language", exact.claims),
-    Place("docs/stars.md", "Again", stars.origin_claims),
     Place("docs/inside.md", "", untrained.claims),
     Place("docs/inside-training.md", "", trained.claims),
     Place("docs/inside-training.md", "", orbits.claims),
@@ -73,8 +58,6 @@ PLACES = (
     Place("docs/coverage.md", "Rows that name no commit", origins.claims),
     Place("docs/coverage.md", "A mechanistic analysis", orbits.coverage_claims),
     Place("docs/coverage.md", "ASURA", text.depth_claims),
-    Place("docs/coverage.md", "STARS", stars.coverage_claims),
-    Place("docs/coverage.md", "STARS", distributions.coverage_claims),
     Place("docs/ouroboros.md", "", ouroboros.claims),
     Place("docs/ouroboros.md", "", own_rates.claims),
     Place("docs/ouroboros.md", "", corrected.claims),
@@ -85,7 +68,6 @@ PLACES = (
     Place("docs/ouroboros.md", "Cores of 1, 3 and 6 layers", cores.claims, cores.SETTINGS),
     Place("docs/ouroboros.md", "", cores.page_claims),
     Place("docs/training.md", "", rates_twice.training_claims),
-    Place("docs/speed.md", "Measured", speed.claims, speed.SETTINGS),
 )
 
 
