@@ -10,7 +10,7 @@ from functools import cache
 from experiments.pages import Result
 from experiments.readme.rows import RESULTS, only, rows_of
 from experiments.seeds import paired_p, stay_decided
-from experiments.stars.plan import AGAIN, GROUPS, PLACES, depth_rules
+from experiments.stars.plan import GROUPS, PLACES, depth_rules
 from experiments.stars.tables import PAIRS, SOLVED, Runs, accuracy, change_at_100, radius_at_100, read, shared
 from experiments.templates.words import Gaps, same
 from loopwright.metrics.intervals import wilson_interval
@@ -352,11 +352,6 @@ def paths() -> dict[str, Result]:
 def path_pair(end: str = "") -> list[Result]:
     """Returns those with no part and with all parts at our settings, without the penalty, or with it."""
     return [paths()[f"{parts}{end}"] for parts in ("no part", "all parts")]
-
-
-def first_of(label: str) -> Result:
-    """Returns the run of the same recipe and seed that was made before."""
-    return runs(AGAIN[label])[0]
 
 
 def missing(name: str) -> list[int]:
