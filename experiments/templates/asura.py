@@ -25,7 +25,7 @@ from experiments.asura.plan import (
 from experiments.asura.run import TEXTS
 from experiments.asura.tables import best_of_rates
 from experiments.pages import Result, by_label, results
-from experiments.readme.rows import RESULTS, rows_of
+from experiments.templates.rows import RESULTS, rows_of
 from experiments.seeds import DECIDED, Pooled, held, mean_loss, paired_p, pooled, reports, stay_decided
 from loopwright import preset
 

@@ -13,7 +13,7 @@ from experiments.halting.reading import SIMPLE
 from experiments.halting.shown import SHOWN, mean
 from experiments.halting.tables import Models, against, along, at_depth, at_target, by_mean_depth, curve_of, learned_of, models_of
 from experiments.halting.tables import difference as difference_at_oracle
-from experiments.readme.rows import rows_of
+from experiments.templates.rows import rows_of
 from experiments.seeds import stay_decided
 from experiments.templates.words import Gaps
 

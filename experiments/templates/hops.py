@@ -22,7 +22,7 @@ from experiments.hops.reading import (
     steps_needed,
 )
 from experiments.pages import Result
-from experiments.readme.rows import of, rows_of
+from experiments.templates.rows import of, rows_of
 from experiments.templates.words import Gaps
 
 LOOPED, PLAIN = "1⊗8", "plain 8"

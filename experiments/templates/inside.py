@@ -13,7 +13,7 @@ from experiments.inside.random_init.plan import MAIN_START
 from experiments.inside.train_claims import CLAIMS, Reading, readings
 from experiments.inside.train_plan import STEPS, Row
 from experiments.inside.train_tables import alike, in_words, read
-from experiments.readme.rows import RESULTS, only, rows_of
+from experiments.templates.rows import RESULTS, only, rows_of
 from experiments.templates.words import Gaps
 from loopwright.analysis.report.findings import DRIFT, MOST
 from loopwright.metrics.limits import FIXED_POINT, ORBIT

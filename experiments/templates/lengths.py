@@ -6,7 +6,7 @@ import math
 from functools import cache
 
 from experiments.pages import Result
-from experiments.readme.rows import only, rows_of
+from experiments.templates.rows import only, rows_of
 
 BEYOND = (96, 128, 256)  # depths beyond the frontier of every length
 LONGEST = "length-64"

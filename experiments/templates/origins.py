@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from experiments.readme.rows import RESULTS, rows_of
+from experiments.templates.rows import RESULTS, rows_of
 
 STUDIES = ("asura", "halting", "hops", "inside", "longer", "ouroboros", "repeats", "sft", "stars")
 OTHERS = ("analysis", "decode", "diffusion", "exits", "rl", "serving", "training")

@@ -15,7 +15,7 @@ from experiments.ouroboros.rate_tables import at_own_rates
 from experiments.ouroboros.rates import GRID, SEEDS, arm_of, best_rates, rates_of
 from experiments.ouroboros.tables import Runs
 from experiments.pages import Result, results
-from experiments.readme.rows import RESULTS
+from experiments.templates.rows import RESULTS
 from experiments.seeds import Pooled, averaged, mean_loss, pooled, reports
 from experiments.sft.plan import LAYERS, TRAINED
 from experiments.sft.tables import read

@@ -8,7 +8,7 @@ from functools import cache
 import torch
 
 from experiments.inside.stages.tables import DENSE, ONCE, RETROFIT, START, Row, Rows, average, curves, reach
-from experiments.readme.rows import RESULTS
+from experiments.templates.rows import RESULTS
 from loopwright.analysis.summary import grid
 from loopwright.metrics.stages import curve_correlation
 

@@ -204,6 +204,11 @@ def count(value: float) -> str:
     return f"{value:,.0f}"
 
 
+def small(values: Iterable[float] | float) -> str:
+    """Returns numbers of any size with two digits each, seed by seed: "0.049 / 1.2e-7"."""
+    return " / ".join(f"{each:.2g}".replace("e-0", "e-") for each in several(values))
+
+
 def rate(value: float) -> str:
     """Returns a learning rate: 1.2e-2."""
     mantissa, power = f"{value:.1e}".split("e")
@@ -235,8 +240,9 @@ def amounts(value: Amounts) -> Sequence[float]:
     return [each if isinstance(each, int | float) else each.difference for each in several(value)]
 
 
-NUMBERS = (size, signed, by_seed, plain_by_seed, alike, span, ends, interval, from_to, percents, word, count, rate, shares, shortly)
+NUMBERS = (size, signed, by_seed, plain_by_seed, alike, span, ends, interval, from_to)
+SHORT = (percents, word, count, rate, shares, shortly, small)
 VALUES = (far, mean, over_seeds, apart, turned, p)
 SAID = (stands, higher, decided, agree, seeds, told)
 OTHERS = {"listed": words, "open": open_, "stay": stay_decided}  # by names that mean something else in Python or here
-FILTERS: dict[str, Callable[..., object]] = {each.__name__: each for each in (*NUMBERS, *VALUES, *SAID)} | OTHERS
+FILTERS: dict[str, Callable[..., object]] = {each.__name__: each for each in (*NUMBERS, *SHORT, *VALUES, *SAID)} | OTHERS

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from experiments.readme import rows
+from experiments.templates import rows
 from experiments.templates import engine, halting, words
 from experiments.templates.engine import Template, templates
 from experiments.templates.words import Gaps
 
 TOLD = """---
-queries: [experiments.readme.rows]
+queries: [experiments.templates.rows]
 settings: ['width \\d+']
 ---
 # A study
