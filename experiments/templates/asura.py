@@ -25,8 +25,8 @@ from experiments.asura.plan import (
 from experiments.asura.run import TEXTS
 from experiments.asura.tables import best_of_rates
 from experiments.pages import Result, by_label, results
-from experiments.templates.rows import RESULTS, rows_of
 from experiments.seeds import DECIDED, Pooled, held, mean_loss, paired_p, pooled, reports, stay_decided
+from experiments.templates.rows import RESULTS, rows_of
 from loopwright import preset
 
 FLOPS, PARAMETERS, NAIVE = "plain, equal FLOPs", "plain, equal parameters", "naive universal"

@@ -12,10 +12,10 @@ from experiments.ouroboros.rate_tables import at_own_rates
 from experiments.ouroboros.rates import best_rates, rates_of
 from experiments.ouroboros.tables import Runs
 from experiments.pages import Result
-from experiments.templates.rows import rows_of
 from experiments.seeds import Pooled, paired_p
 from experiments.templates import ouroboros
 from experiments.templates.ouroboros import OnTexts, read
+from experiments.templates.rows import rows_of
 from experiments.templates.words import same
 
 BROKEN = 1.0  # nats above the best rate

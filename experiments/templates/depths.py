@@ -9,11 +9,11 @@ from functools import cache
 from statistics import mean
 
 from experiments.pages import Result
-from experiments.templates.rows import from_to, of, when
 from experiments.repeats.plan import DEPTH_RATES
 from experiments.repeats.tables import BY_DEPTH, HALVES, Chosen, at_rate, slopes
 from experiments.seeds import Pooled, pooled
 from experiments.templates.repeats import PARAMETERS, all_runs, kept
+from experiments.templates.rows import from_to, of, when
 
 
 @cache

@@ -13,8 +13,8 @@ from experiments.halting.reading import SIMPLE
 from experiments.halting.shown import SHOWN, mean
 from experiments.halting.tables import Models, against, along, at_depth, at_target, by_mean_depth, curve_of, learned_of, models_of
 from experiments.halting.tables import difference as difference_at_oracle
-from experiments.templates.rows import rows_of
 from experiments.seeds import stay_decided
+from experiments.templates.rows import rows_of
 from experiments.templates.words import Gaps
 
 EVERY, FIRST, BOTH = GATED = ("every-step, gate after", "Ouro, first stage", "Ouro, both stages")

@@ -18,8 +18,8 @@ from experiments.ouroboros.rates import FURTHER, GRID, SEEDS, arm_of, best_rates
 from experiments.ouroboros.run import DEPTHS, TEXTS
 from experiments.ouroboros.tables import Runs, planned
 from experiments.pages import Result, by_label, results
-from experiments.templates.rows import RESULTS, rows_of
 from experiments.seeds import Pooled, best_depth, held, mean_loss, of_documents, pooled, reports, share_of_gap, stay_decided
+from experiments.templates.rows import RESULTS, rows_of
 
 COMMON = 4e-3  # the rate of all rows that name no other
 READERS = (CONTROLLER, TOKEN)

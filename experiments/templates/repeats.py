@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from functools import cache
 
 from experiments.pages import Result, results
-from experiments.templates.rows import RESULTS, when
 from experiments.repeats.plan import COMPARED_RATES, FLOPS, FRESH, LONGER, PARAMETERS, STOPPED, TUNED, rates
 from experiments.repeats.run import best_rates, counts
 from experiments.repeats.tables import LOOPED, RIVALS, at_rate, chosen, stopped
 from experiments.seeds import Pooled, pooled, shared
+from experiments.templates.rows import RESULTS, when
 from experiments.templates.words import WORDS
 
 Key = tuple[str, str, int]

@@ -15,12 +15,12 @@ from experiments.ouroboros.rate_tables import at_own_rates
 from experiments.ouroboros.rates import GRID, SEEDS, arm_of, best_rates, rates_of
 from experiments.ouroboros.tables import Runs
 from experiments.pages import Result, results
-from experiments.templates.rows import RESULTS
 from experiments.seeds import Pooled, averaged, mean_loss, pooled, reports
 from experiments.sft.plan import LAYERS, TRAINED
 from experiments.sft.tables import read
 from experiments.sft.wide import DEPTHS, EQUAL, LONGER, LOOPED, RATES, TEXTS
 from experiments.sft.wide_tables import STEPS, by_depth, thirds
+from experiments.templates.rows import RESULTS
 from experiments.templates.words import Gaps
 from loopwright.evaluate.paired import Paired, compare
 from loopwright.metrics.intervals import Mean, by_unit, ratio_mean

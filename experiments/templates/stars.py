@@ -8,10 +8,10 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 
 from experiments.pages import Result
-from experiments.templates.rows import RESULTS, only, rows_of
 from experiments.seeds import paired_p, stay_decided
 from experiments.stars.plan import GROUPS, PLACES, depth_rules
 from experiments.stars.tables import PAIRS, SOLVED, Runs, accuracy, change_at_100, radius_at_100, read, shared
+from experiments.templates.rows import RESULTS, only, rows_of
 from experiments.templates.words import Gaps, same
 from loopwright.metrics.intervals import wilson_interval
 from loopwright.metrics.score import holds_from_to

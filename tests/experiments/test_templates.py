@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.templates import rows
-from experiments.templates import engine, halting, words
+from experiments.templates import engine, halting, rows, words
 from experiments.templates.engine import Template, templates
 from experiments.templates.words import Gaps
 
