@@ -13,7 +13,7 @@ import statistics
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import torch
 
@@ -99,7 +99,16 @@ class Pooled:
 K = TypeVar("K", bound=Hashable)
 
 
-def stay_decided(found: Mapping[K, Pooled]) -> list[K]:
+class Compared(Protocol):
+    """One thing less another, paired by seed."""
+
+    @property
+    def of_seeds(self) -> Sequence[float]: ...
+    @property
+    def verdict(self) -> str: ...
+
+
+def stay_decided(found: Mapping[K, Compared]) -> list[K]:
     """Returns which of many comparisons stay decided after a Bonferroni correction for all of them."""
     told = {key: each for key, each in found.items() if each.verdict != "not resolved"}
     return [key for key, each in told.items() if paired_p(each.of_seeds) * len(found) < 0.05]

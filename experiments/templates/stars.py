@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Iterable, Sequence
 from functools import cache
 
 from experiments.pages import Result
-from experiments.seeds import paired_p, stay_decided
+from experiments.seeds import paired_p
 from experiments.stars.plan import GROUPS, PLACES, depth_rules
 from experiments.stars.tables import PAIRS, SOLVED, Runs, accuracy, change_at_100, radius_at_100, read, shared
 from experiments.templates.rows import RESULTS, only, rows_of
@@ -84,11 +83,6 @@ def late(found: Iterable[Result]) -> list[float]:
 def radii(found: Iterable[Result]) -> list[float]:
     """Returns the spectral radius at depth 100, the mean over sums, seed by seed."""
     return [radius_at_100(run) for run in found]
-
-
-def radius(found: Runs) -> float:
-    """Returns the mean of these."""
-    return statistics.mean(radii(found))
 
 
 def largest_radius(found: Runs) -> float:
@@ -214,16 +208,6 @@ def begun(weight: float) -> Runs:
 def by_weight(depth: int = LAST) -> dict[float, Gaps]:
     """Returns what each weight has more right than none, in points."""
     return {weight: ahead(runs(RANDOM), begun(weight), depth) for weight in WEIGHTS}
-
-
-def decided_weights(depth: int = LAST) -> list[float]:
-    """Returns the weights whose difference is decided."""
-    return [weight for weight, each in by_weight(depth).items() if each.verdict != "not resolved"]
-
-
-def stay_weights(depth: int = LAST) -> int:
-    """Returns how many of them stay decided after a Bonferroni correction for all weights."""
-    return len(stay_decided(by_weight(depth)))
 
 
 def worst() -> list[float]:
