@@ -10,7 +10,7 @@ import pytest
 
 from loopwright.cli import main
 from tests.cases import noisy
-from tests.generate.tiny import letter_tokenizer, save_model
+from tests.generate.tiny import DENSE, letter_tokenizer, save_model
 from tests.test_readme import blocks
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -59,3 +59,18 @@ def test_the_benchmark_of_the_page_of_inference(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(SystemExit) as end:
         main(here.split()[1:])
     assert end.value.code == 0 and {path.name for path in Path("runs/bench").iterdir()} == {"bench.json", "bench.svg"}
+
+
+@pytest.mark.slow
+def test_the_files_that_the_page_of_analysis_lists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_model(tmp_path / "my-model")
+    save_model(tmp_path / "its-base", "ouroboros-qwen2.5-3b-tiny", **DENSE)
+    monkeypatch.chdir(tmp_path)
+    Path("eval").mkdir()
+    Path("eval/gsm8k_test.jsonl").write_text('{"question": "the cat sat"}\n{"question": "a dog ran again"}\n')
+    with pytest.raises(SystemExit) as end:
+        main([*lines("analysis.md")[0].split()[1:], "--depth", "8"])
+    assert end.value.code == 0
+    listing = next(block for block in blocks((DOCS / "analysis.md").read_text()) if block.startswith("OUT/"))
+    paths = re.findall(r"OUT/(\S+)", listing)
+    assert len(paths) == 7 and [path for path in paths if not list(Path("runs/inside").glob(path))] == []
