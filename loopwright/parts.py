@@ -4,7 +4,6 @@ docs/extend.md says what each place calls.
 """
 
 # ruff: noqa: F401 (imported to be found here)
-from __future__ import annotations
 
 from loopwright.data.batch import Batch, FirstRows, Splits
 from loopwright.data.batch import Source as Samples

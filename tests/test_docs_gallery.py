@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+import loopwright as lw
+
 ROOT = Path(__file__).parent.parent
 GALLERY = runpy.run_path(str(ROOT / "docs" / "gallery.py"))
 BYTES = 600_000
@@ -27,6 +29,11 @@ def test_every_picture_is_there_and_made_by_the_line_above_it() -> None:
     own = [path for path in made if path.parent.name == "gallery"]
     assert set(own) == set((ROOT / "docs" / "gallery").iterdir())
     assert sum(path.stat().st_size for path in own) < BYTES
+
+
+def test_every_name_of_the_figures_from_plain_numbers_stands_on_the_page() -> None:
+    words = set(re.findall(r"\w+", (ROOT / "docs" / "gallery.md").read_text()))
+    assert sorted(set(lw.plot.__all__) - words) == []
 
 
 @pytest.mark.slow

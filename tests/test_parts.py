@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 import loopwright as lw
@@ -18,3 +21,9 @@ def test_the_class_that_a_place_asks_for_is_there(place: str) -> None:
 
 def test_it_is_public() -> None:
     assert lw.parts is parts
+
+
+def test_every_name_stands_on_its_page() -> None:
+    page = (Path(__file__).parent.parent / "docs" / "extend.md").read_text()
+    names = {name for name in vars(parts) if not name.startswith("_")}
+    assert sorted(names - set(re.findall(r"\w+", page))) == []
