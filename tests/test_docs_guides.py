@@ -1,0 +1,71 @@
+"""The guides run: their Python blocks, recipes and commands, on tiny models and a small text."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import loopwright as lw
+from loopwright.cli import main
+from tests.generate.tiny import WORDS, byte_tokenizer
+
+DOCS = Path(__file__).parents[1] / "docs"
+SMALL = {"updates: 400": "updates: 2", "updates: 200": "updates: 2", "rows: 32": "rows: 4", "max_steps=20": "max_steps=2",
+         "--depths 1,4,8 --batches 1,8": "--depths 1 --batches 1 --prompt-tokens 4 --new-tokens 2"}  # fmt: skip
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with what the pages name: a dense model, a looped one, texts."""
+    monkeypatch.chdir(tmp_path)
+    tokenizer = byte_tokenizer()
+    sizes: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2, "vocab_size": 272}
+    lw.save(lw.LoopedForCausalLM(lw.LoopedConfig(prelude_layers=6, core_layers=0, **sizes)), "my-llama", tokenizer)
+    lw.save(lw.build("ouro-1.4b-tiny", vocab_size=272), "my-model", tokenizer)
+    for name, start in (("train", 0), ("valid", 1)):
+        texts = (" ".join(WORDS[(i * 7 + j * (j + start)) % len(WORDS)] for j in range(40)) for i in range(12))
+        Path(f"{name}.txt").write_text("\n\n".join(texts))
+    return tmp_path
+
+
+def run(page: str, names: dict[str, Any], *, without: str = "$^", only: str = "") -> int:
+    """Runs the blocks of a page in their order and returns how many ran; a YAML block that names its file is written."""
+    ran = 0
+    for language, code in BLOCK.findall((DOCS / page).read_text()):
+        for large, little in SMALL.items():
+            code = code.replace(large, little)
+        if re.search(without, code) or not re.search(only, code):
+            continue
+        if language == "python":
+            exec(compile(code, page, "exec"), names)
+        elif language == "yaml" and (file := re.match(r"# (\S+\.yaml)\n", code)):
+            Path(file[1]).write_text(code)
+        elif not language:
+            for line in re.findall(r"^\$ (loopwright .*)$", code, re.MULTILINE):
+                command(line)
+        ran += 1
+    return ran
+
+
+def command(line: str) -> None:
+    words = [word.strip("'\"") for word in re.findall(r"\"[^\"]*\"|'[^']*'|\S+", line.split("  #")[0])]
+    with pytest.raises(SystemExit) as end:
+        main(words[1:])
+    assert end.value.code == 0, line
+
+
+@pytest.mark.long
+def test_the_page_of_tasks_runs(folder: Path) -> None:
+    assert run("how-to.md", {}, without="import peft|experiments|torchrun") >= 12
+    assert (folder / "tuned" / "config.json").exists() and (folder / "runs" / "mine" / "eval").is_dir()
+
+
+@pytest.mark.ecosystem
+def test_lora_by_peft(folder: Path) -> None:
+    pytest.importorskip("peft")
+    assert run("how-to.md", {}, only="import peft") == 1
+    assert lw.load("my-tuned-model").config.depth == lw.load("my-model").config.depth
