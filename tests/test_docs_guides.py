@@ -14,7 +14,7 @@ from tests.generate.tiny import WORDS, byte_tokenizer
 
 DOCS = Path(__file__).parents[1] / "docs"
 SMALL = {"updates: 400": "updates: 2", "updates: 200": "updates: 2", "rows: 32": "rows: 4", "max_steps=20": "max_steps=2",
-         "--depths 1,4,8 --batches 1,8": "--depths 1 --batches 1 --prompt-tokens 4 --new-tokens 2"}  # fmt: skip
+         "--depths 1,4,8 --batches 1,8": "--depths 1 --batches 1 --prompt-tokens 4 --new-tokens 4"}  # fmt: skip
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 

@@ -94,7 +94,7 @@ def section(page: str, title: str) -> str:
 
 def test_parts_become_a_model_that_generates(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    example = blocks(section("training.md", "**Parts alone.**"), "python")[0]
+    example = blocks(section("training.md", "### Parts alone"), "python")[0]
     name = "ouroboros-qwen2.5-3b-tiny"
     save_model(tmp_path / re.search(r'source = "(.+)"', example)[1], name)
     lw.save_adapters(noisy(name), re.search(r'"(runs/.+?)"', example)[1])
