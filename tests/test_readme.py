@@ -123,7 +123,7 @@ def test_models_are_compared_as_the_page_says(tmp_path, monkeypatch):
         save_model(tmp_path / folder, std=noise)
     with gzip.open("valid.jsonl.gz", "wt") as file:
         file.writelines(json.dumps({"text": " ".join(WORDS[i % 3 :])}) + "\n" for i in range(4))
-    for command in blocks(part)[0].splitlines():
+    for command in blocks(part)[1].splitlines():
         run(command)
     seen: dict = {}
     exec(compile(blocks(part, "python")[0], "evaluation.md", "exec"), seen)
