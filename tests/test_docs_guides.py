@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import loopwright as lw
 from loopwright.cli import main
@@ -24,7 +25,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     tokenizer = byte_tokenizer()
     sizes: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2, "vocab_size": 272}
-    lw.save(lw.LoopedForCausalLM(lw.LoopedConfig(prelude_layers=6, core_layers=0, **sizes)), "my-llama", tokenizer)
+    dense = lw.LoopedForCausalLM(lw.LoopedConfig(prelude_layers=6, core_layers=0, **sizes))
+    for name in ("my-llama", "path/to/llama"):
+        lw.save(dense, name, tokenizer)
     lw.save(lw.build("ouro-1.4b-tiny", vocab_size=272), "my-model", tokenizer)
     for name, start in (("train", 0), ("valid", 1)):
         texts = (" ".join(WORDS[(i * 7 + j * (j + start)) % len(WORDS)] for j in range(40)) for i in range(12))
@@ -62,6 +65,25 @@ def command(line: str) -> None:
 def test_the_page_of_tasks_runs(folder: Path) -> None:
     assert run("how-to.md", {}, without="import peft|experiments|torchrun") >= 12
     assert (folder / "tuned" / "config.json").exists() and (folder / "runs" / "mine" / "eval").is_dir()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("page", "blocks"), [("models.md", 2), ("data.md", 1), ("objectives.md", 1), ("retrofit.md", 1)])
+def test_the_python_of_a_page_runs(page: str, blocks: int, folder: Path) -> None:
+    ids = torch.tensor([[5, 6, 7, 8], [9, 10, 11, 12]])
+    names = {"lw": lw, "ids": ids[:1], "mask": torch.ones_like(ids[:1]), "labels": torch.tensor([1])}
+    assert run(page, names, only="(?m)^(import|from|model|head) ") == blocks
+
+
+@pytest.mark.long
+def test_adapters_go_into_the_weights_as_the_page_says(folder: Path) -> None:
+    """The second block of the page of checkpoints, on the parts of a healed model."""
+    source = lw.load("path/to/llama")
+    healed = lw.retrofit(source, "healed", prelude=2, core=[2, 3], coda=2, layout="lists")
+    lw.save_adapters(healed, "parts", source)
+    lw.save(source, "path/to/source", lw.tokenizer("path/to/llama"))
+    assert run("checkpoints.md", {"lw": lw}, only="lw.merge") == 1
+    command("loopwright generate plain the --max-new-tokens 2")
 
 
 @pytest.mark.ecosystem
