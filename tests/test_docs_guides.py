@@ -76,6 +76,13 @@ def test_the_python_of_a_page_runs(page: str, blocks: int, folder: Path) -> None
 
 
 @pytest.mark.long
+def test_the_adder_of_the_tour_runs(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command("loopwright train addition-longer --toy --out runs/longer")
+    assert run("tour.md", {}, only="import loopwright") == 1
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[-3:]] == ["4", "16", "32"]
+
+
+@pytest.mark.long
 def test_adapters_go_into_the_weights_as_the_page_says(folder: Path) -> None:
     """The second block of the page of checkpoints, on the parts of a healed model."""
     source = lw.load("path/to/llama")

@@ -72,7 +72,7 @@ def test_commands_parse():
     assert len(lines) > 40
     for line in lines:
         verb = line.split()[0]
-        known = {flag for param in verbs[verb].params for flag in param.opts}
+        known = {flag for param in verbs[verb].params for flag in (*param.opts, *param.secondary_opts)}
         assert set(re.findall(r" (--[\w-]+)", line)) <= known, line
 
 
