@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -55,7 +57,7 @@ def run(page: str, names: dict[str, Any], *, without: str = "$^", only: str = ""
 
 
 def command(line: str) -> None:
-    words = [word.strip("'\"") for word in re.findall(r"\"[^\"]*\"|'[^']*'|\S+", line.split("  #")[0])]
+    words = [word.strip("'\"") for word in re.findall(r"\"[^\"]*\"|'[^']*'|\S+", re.split(r"\s+#", line)[0])]
     with pytest.raises(SystemExit) as end:
         main(words[1:])
     assert end.value.code == 0, line
@@ -91,6 +93,31 @@ def test_adapters_go_into_the_weights_as_the_page_says(folder: Path) -> None:
     lw.save(source, "path/to/source", lw.tokenizer("path/to/llama"))
     assert run("checkpoints.md", {"lw": lw}, only="lw.merge") == 1
     command("loopwright generate plain the --max-new-tokens 2")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("page", "without", "count"),
+    [
+        ("training.md", "heal-smollm2|runs/heal", 5),
+        ("retrofit.md", "stories260[kK]|runs/heal", 2),
+        ("evaluation.md", r"--tasks|\./(source|cut|healed)|lm-eval", 7),
+    ],
+)
+def test_the_commands_of_a_page_run(page: str, without: str, count: int, folder: Path) -> None:
+    """At test size; left out are those that need a model from elsewhere or an extra, and those that another test runs."""
+    Path("heldout.txt").write_bytes(Path("valid.txt").read_bytes())
+    with gzip.open("valid.jsonl.gz", "wt") as file:
+        file.writelines(json.dumps({"text": text}) + "\n" for text in Path("valid.txt").read_text().split("\n\n"))
+    if page == "evaluation.md":
+        for name in ("mine", "demo-stable"):
+            command(f"loopwright train demo-stable --toy --out runs/{name}")
+    code = "\n".join(code for language, code in BLOCK.findall((DOCS / page).read_text()) if not language)
+    lines = re.findall(r"^(?:\$ )?(loopwright .*)$", code.replace("\\\n", " "), re.MULTILINE)
+    lines = [line for line in lines if not re.search(without, line)]
+    assert len(lines) == count
+    for line in lines:
+        command(line.replace("train demo-stable seed=1", "train demo-stable --toy seed=1"))
 
 
 @pytest.mark.ecosystem
