@@ -27,8 +27,6 @@ def test_the_page_names_what_the_tests_hold() -> None:
 
 
 def test_a_row_without_a_test_is_seen() -> None:
-    planted = (
-        PAGE.rstrip("\n")
-        + "\n\n## Planted\n\nEqual to the original:\n\n- one\n- two\n\n| what | the original | here |\n|---|---|---|\n| three | a | b |\n"
-    )
+    table = "| what | the original | here |\n|---|---|---|\n| three | a | b |\n"
+    planted = f"{PAGE}\n\n## Planted\n\nEqual to the original:\n\n- one\n- two\n\n{table}"
     assert listed(planted)[-3:] == [Item("Planted", "one", False), Item("Planted", "two", False), Item("Planted", "three", True)]
