@@ -13,6 +13,8 @@ import torch
 
 import loopwright as lw
 from loopwright.cli import main
+from loopwright.settings import read_yaml
+from loopwright.train.recipe import make_recipe
 from tests.generate.tiny import WORDS, byte_tokenizer
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -118,6 +120,17 @@ def test_the_commands_of_a_page_run(page: str, without: str, count: int, folder:
     assert len(lines) == count
     for line in lines:
         command(line.replace("train demo-stable seed=1", "train demo-stable --toy seed=1"))
+
+
+@pytest.mark.parametrize("page", ["training.md", "objectives.md", "retrofit.md", "how-to.md"])
+def test_the_settings_of_a_page_are_those_of_a_recipe(page: str) -> None:
+    base: dict[str, Any] = {"about": "a", "model": {"kind": "preset", "name": "ouro-1.4b-tiny"}, "data": {"kind": "stories"}}
+    base |= {"updates": 1, "batch": 8, "depth": {"kind": "fixed", "depth": 2}, "validate": {"every": 1}}
+    settings = [code for language, code in BLOCK.findall((DOCS / page).read_text()) if language == "yaml"]
+    assert settings
+    for setting in settings:
+        for part in re.split(r"\n(?=\w)", setting):  # one key may stand there twice, as examples
+            assert make_recipe({**base, **(read_yaml(part, page) or {})}, page)
 
 
 @pytest.mark.ecosystem
