@@ -72,7 +72,7 @@ def test_commands_parse():
     assert len(lines) > 40
     for line in lines:
         verb = line.split()[0]
-        known = {flag for param in verbs[verb].params for flag in param.opts}
+        known = {flag for param in verbs[verb].params for flag in (*param.opts, *param.secondary_opts)}
         assert set(re.findall(r" (--[\w-]+)", line)) <= known, line
 
 
@@ -94,7 +94,7 @@ def section(page: str, title: str) -> str:
 
 def test_parts_become_a_model_that_generates(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    example = blocks(section("training.md", "**Parts alone.**"), "python")[0]
+    example = blocks(section("training.md", "### Parts alone"), "python")[0]
     name = "ouroboros-qwen2.5-3b-tiny"
     save_model(tmp_path / re.search(r'source = "(.+)"', example)[1], name)
     lw.save_adapters(noisy(name), re.search(r'"(runs/.+?)"', example)[1])
@@ -123,7 +123,7 @@ def test_models_are_compared_as_the_page_says(tmp_path, monkeypatch):
         save_model(tmp_path / folder, std=noise)
     with gzip.open("valid.jsonl.gz", "wt") as file:
         file.writelines(json.dumps({"text": " ".join(WORDS[i % 3 :])}) + "\n" for i in range(4))
-    for command in blocks(part)[0].splitlines():
+    for command in blocks(part)[1].splitlines():
         run(command)
     seen: dict = {}
     exec(compile(blocks(part, "python")[0], "evaluation.md", "exec"), seen)

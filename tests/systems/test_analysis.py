@@ -75,7 +75,7 @@ def algorithm(series: np.ndarray, tau: float, p: float, norm: bool) -> str:
 
 @pytest.mark.parametrize("kind", ["similarity", "norm"])
 @pytest.mark.parametrize(("tau", "p"), [(0.05, 0.9), (0.2, 0.5)])
-@same(SYSTEM, "classification of limits (Algorithm 1), with its thresholds and both kinds of series")
+@same(SYSTEM, "classification of limits with its thresholds (Algorithm 1)")
 def test_algorithm_1(kind: str, tau: float, p: float) -> None:
     rng, t = np.random.default_rng(3), np.arange(127)
     decay, wave, slide = np.exp(-t[None] / rng.uniform(2, 40, (400, 1))), np.cos(t * rng.uniform(0.02, 3, (400, 1))), t / 127
@@ -132,7 +132,7 @@ def test_norm_series_are_relative() -> None:
 
 
 @pytest.mark.parametrize("name", ["ouro-1.4b-tiny", "retrofit-olmo2-1b-tiny", "retrofit-llama-1b-tiny"])
-@same(SYSTEM, "prediction and suppression neurons, with the norms between a neuron and the vocabulary")
+@same(SYSTEM, "prediction and suppression neurons")
 def test_neurons_pass_the_output_norm_of_their_block(name: str) -> None:
     model = noisy(name, std=0.5, intermediate_size=300)
     final = model.norm.weight if getattr(model.norm, "weight", None) is not None else model.end_norm.weight
@@ -152,7 +152,7 @@ def test_neurons_pass_the_output_norm_of_their_block(name: str) -> None:
         assert np.add(shares["predict"], shares["suppress"]) == pytest.approx([1.0] * len(blocks))
 
 
-@differs(SYSTEM, "threshold of a prediction neuron; norms on the residual stream")
+@differs(SYSTEM, "prediction neurons")
 def test_neurons_of_huginn_leave_out_the_norms_on_the_residual_stream() -> None:
     model = noisy("huginn-tiny", std=0.5, intermediate_size=200)
     before = neuron_shares(model)
@@ -192,7 +192,7 @@ def test_a_system_prompt_stands_before_each_question(tmp_path: Path) -> None:
         opening_of(source, Asked("x", padded=True))
 
 
-@same(SYSTEM, "the training of 5.1: layers, width, heads, norms, steps, loss, tokens")
+@same(SYSTEM, "the training of 5.1: sizes, norms, steps, loss, tokens")
 def test_the_recipe_of_5_1() -> None:
     found = recipe("stages-pretrain", [])
     changes = found.model["changes"]
@@ -204,7 +204,7 @@ def test_the_recipe_of_5_1() -> None:
     assert found.updates * found.batch * found.data["length"] == pytest.approx(3.7e9, rel=1e-3)
 
 
-@differs(SYSTEM, "optimiser, rate, batch, vocabulary and parts of 5.1")
+@differs(SYSTEM, "training of 5.1")
 def test_what_the_paper_does_not_print_of_5_1_is_ours() -> None:
     found = recipe("stages-pretrain", [])
     assert (found.optim["kind"], found.optim["lr"], found.batch, found.model["changes"]["vocab_size"]) == (

@@ -73,7 +73,7 @@ def asura(model: Any, ids: Tensor, steps: int, between: str) -> Tensor:
 @pytest.mark.parametrize("between", ["per-step", "none", "shared", "per-layer-and-step"])
 @same(
     SYSTEM,
-    "the pseudocode: norm on the embedding, ProjConcat of each step, blocks, norms behind layers and steps (equations 2 to 4)",
+    "the pseudocode: embedding norm, ProjConcat of each step, blocks, norms behind layers and steps (eq. 2 to 4)",
 )
 def test_forward(between: str) -> None:
     model = noisy("asura-tiny", std=0.3, core_layers=2, adapters=[], layer_post_norm=between).double()
@@ -96,7 +96,7 @@ def test_norms_behind_layers_are_as_many_as_their_name_says() -> None:
     assert [n for n in lw.LoopedForCausalLM(lw.LoopedConfig(**kept)).state_dict() if "post" in n] == ["layer_post_norm.weight"]
 
 
-@same(SYSTEM, "ABBA: (B1 A1) ⊙ (B2 A2) by Khatri-Rao factors, an ordinary layer without an SVD start, of its own for each step")
+@same(SYSTEM, "ABBA by Khatri-Rao factors, without an SVD start, of its own for each step")
 def test_abba() -> None:
     model = noisy("asura-tiny", std=0.3, core_layers=1, adapters=[{"kind": "abba", "rank1": 2, "rank2": 3, "targets": ["o_proj"]}])
     ids = torch.randint(0, 96, (1, 5), generator=torch.Generator().manual_seed(0))
@@ -113,7 +113,7 @@ def test_abba() -> None:
     assert not torch.allclose(found[1], merged(ids, depth=2).logits, atol=1e-6)  # the second step has another
 
 
-@same(SYSTEM, "loss: cross-entropy after the last step plus 1e-4 (log Z)², no moving average, gradient through every step")
+@same(SYSTEM, "loss: last step's cross-entropy plus 1e-4 (log Z)², gradient through every step, no moving average")
 def test_loss() -> None:
     model = noisy("asura-tiny", std=0.1).double()
     ids = torch.randint(0, 96, (2, 9), generator=torch.Generator().manual_seed(1))
@@ -125,7 +125,7 @@ def test_loss() -> None:
     assert CHOSEN.average is None and CHOSEN.depth == {"kind": "fixed", "depth": 3}
 
 
-@same(SYSTEM, "size and settings: the launch file's width, layers, heads, rows, rate, betas and decay, which reaches everything")
+@same(SYSTEM, "the launch file's sizes, rate, betas and decay")
 def test_settings() -> None:
     config = preset("asura")
     assert (config.hidden_size, config.core_layers, config.num_attention_heads, config.max_steps) == (1024, 13, 8, 3)
@@ -144,7 +144,7 @@ def test_settings() -> None:
         assert schedule(update, CHOSEN.updates) == pytest.approx(wanted, abs=1e-12)
 
 
-@same(SYSTEM, "rematerialisation: treeverse for a known number of steps, and it runs in the recipe")
+@same(SYSTEM, "rematerialisation by treeverse")
 def test_remat(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     ran: list[str] = []
     for name, kind in REMATS.items():

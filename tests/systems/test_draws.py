@@ -54,9 +54,7 @@ def independent(x: Tensor) -> bool:
     return True
 
 
-@same(
-    HUGINN, "start of the state: truncated normal, std √(2 / 5D) · √D, drawn for every row, position, channel and pass that trains"
-)
+@same(HUGINN, "state: truncated normal, std √(2 / 5D) · √D, drawn for every row, position and channel")
 def test_state_of_huginn() -> None:
     """initialize_state: trunc_normal_(std, ±3 std) times the embedding's scale, at every forward."""
     x = first_states(lw.preset("huginn"))
@@ -65,9 +63,7 @@ def test_state_of_huginn() -> None:
     assert not independent(x[:1].expand_as(x)) and not independent(x[:, :1].expand_as(x))
 
 
-@same(
-    RETROFIT, "start of the state: truncated normal of std 0.0087, Huginn's width, without a scale, drawn in every pass that trains"
-)
+@same(RETROFIT, "state: truncated normal of std 0.0087, without a scale, drawn in every pass that trains")
 @pytest.mark.parametrize("of", ["preset", "system"])
 def test_state_of_a_retrofit(of: str) -> None:
     chosen = lw.preset("retrofit-llama-1b").state if of == "preset" else SYSTEMS["retrofit"].plan["state"]
@@ -76,8 +72,8 @@ def test_state_of_a_retrofit(of: str) -> None:
     assert is_truncated_normal(x, 0.008703882797784892) and independent(x)
 
 
-@same(HUGINN, "the first state of a training: anew in every row of every update")
-@same(RETROFIT, "the first state of a training: anew in every row of every update")
+@same(HUGINN, "a new state for every row of every update")
+@same(RETROFIT, "a new state for every row of every update")
 @pytest.mark.long
 def test_training_draws_anew(tmp_path: Path) -> None:
     check_fresh(starts_of(tmp_path / "run")[0], 48)
@@ -107,7 +103,7 @@ def depths_of(rule: dict, batches: int, updates: int) -> tuple[list[list[int]], 
 HUGINNS = {"kind": "poisson-log-normal", "mean": 32, "sigma": 0.5, "grad_steps": 8}
 
 
-@same(HUGINN, "draws of depth: with `lockstep` one an update, for all its rows, the gradient through min(8, depth)")
+@same(HUGINN, "one draw of depth an update, gradient through min(8, depth)")
 def test_draws_of_huginn() -> None:
     """One draw a forward pass, the same on 4,096 devices of a row each: an update's mean depth spreads by 18.7."""
     found, plans = depths_of({"kind": "lockstep", "draws": 1, "rule": HUGINNS}, 16, 1500)
@@ -120,7 +116,7 @@ def test_draws_of_huginn() -> None:
     assert np.std(means) < 0.4 * np.std(wanted)
 
 
-@same(RETROFIT, "draws of depth: with `lockstep` two an update, their mean on the curriculum by 1 − √(1 − x)")
+@same(RETROFIT, "two draws of depth an update, the mean grown by 1 − √(1 − x)")
 def test_draws_of_a_retrofit() -> None:
     rule = {"kind": "curriculum", "shape": "1-sqrt", "start": 1, "updates": 750, "rule": HUGINNS}
     found, plans = depths_of({"kind": "lockstep", "draws": 2, "rule": rule}, 16, 1000)
@@ -132,8 +128,8 @@ def test_draws_of_a_retrofit() -> None:
     assert all(plan.grad_steps == min(8, means[plan.update], plan.depth) for plan in plans)
 
 
-@differs(HUGINN, "the first state when a model answers")
-@differs(RETROFIT, "the first state when a model answers")
+@differs(HUGINN, "first state of an answer")
+@differs(RETROFIT, "first state of an answer")
 def test_answers_start_from_one_seed() -> None:
     """There torch's generator, in every forward pass; here a function of (seed, position, channel)."""
     model = noisy("huginn-tiny")

@@ -68,7 +68,7 @@ CRITERIA = {
 
 
 @pytest.mark.parametrize("criterion", CRITERIA)
-@same(HUGINN, "exits: latent-diff (`change`), kl, minp-kl, entropy-diff, argmax-stability, cosine, with their defaults")
+@same(HUGINN, "exits latent-diff (`change`), kl, minp-kl, entropy-diff, argmax-stability and cosine, with their defaults")
 def test_exits(criterion: str) -> None:
     kind, default = CRITERIA[criterion]
     assert next(iter(options_of(EXITS[kind]).values())).default == default
@@ -93,7 +93,7 @@ def test_exits(criterion: str) -> None:
     assert len(left) > 2
 
 
-@same(HUGINN, "exits: a token may leave after its first step by kl, minp-kl, cosine and latent-diff")
+@same(HUGINN, "exits after the first step by kl, minp-kl, cosine and latent-diff")
 def test_the_first_step_may_leave() -> None:
     flat, s = torch.zeros(V), torch.ones(8)
     for kind in ("kl", "minp-kl", "cosine", "change"):

@@ -11,12 +11,12 @@ PAGE = (Path(__file__).parents[2] / "docs" / "systems.md").read_text()
 
 
 def listed(page: str) -> list[Item]:
-    """Returns the items of a page: of each section, those after "Equal to the original:" and the rows of its table."""
+    """Returns the items of a page: of each section, the list under "Equal to the original:" and the rows of its table."""
     found = []
     for section in page.split("\n## ")[1:]:
         system, body = section.split("\n", 1)
-        if equal := re.search(r"^Equal to the original: (.*?)\.\n(?=\n|\Z)", body, re.MULTILINE | re.DOTALL):
-            found += [Item(system, what, differs=False) for what in " ".join(equal[1].split()).split("; ")]
+        if equal := re.search(r"^Equal to the original:\n\n((?:- .*\n)+)", body, re.MULTILINE):
+            found += [Item(system, line.removeprefix("- "), differs=False) for line in equal[1].splitlines()]
         rows = re.findall(r"^\| (?!what \||---)(.*?) \|", body, re.MULTILINE)
         found += [Item(system, what, differs=True) for what in rows]
     return found
@@ -27,8 +27,6 @@ def test_the_page_names_what_the_tests_hold() -> None:
 
 
 def test_a_row_without_a_test_is_seen() -> None:
-    planted = (
-        PAGE.rstrip("\n")
-        + "\n\n## Planted\n\nEqual to the original: one; two.\n\n| what | the original | here |\n|---|---|---|\n| three | a | b |\n"
-    )
+    table = "| what | the original | here |\n|---|---|---|\n| three | a | b |\n"
+    planted = f"{PAGE}\n\n## Planted\n\nEqual to the original:\n\n- one\n- two\n\n{table}"
     assert listed(planted)[-3:] == [Item("Planted", "one", False), Item("Planted", "two", False), Item("Planted", "three", True)]

@@ -51,7 +51,7 @@ def hub_logits(model: lw.LoopedForCausalLM, ids: Tensor, threshold: float) -> Te
 @torch.no_grad()
 @same(
     "Ouro",
-    "`early_exit_threshold` below 1, in passes, decoding and the engine",
+    "`early_exit_threshold` below 1, also in decoding and the engine",
 )
 def test_a_threshold_below_one_is_obeyed(tmp_path: Path) -> None:
     case = Case(OURO)
@@ -110,7 +110,7 @@ def test_labels_do_not_change_what_answers() -> None:
 
 
 @torch.no_grad()
-@differs("Ouro", "`early_exit_threshold` 1 where a gate is sure")
+@differs("Ouro", "`early_exit_threshold` 1")
 def test_at_threshold_one_the_last_step_answers() -> None:
     model = noisy("ouro-1.4b-tiny")
     model.halting.proj.bias.fill_(30.0)  # λ = 1 in float32
@@ -127,7 +127,7 @@ def rows() -> Batch:
 
 @torch.no_grad()
 @pytest.mark.parametrize("bias", [-1.6, -0.8])  # no token halts in five steps; every one does
-@same("Ouroboros", "the halter, its weights at a threshold of 1, and the mean of the states by weight that answers")
+@same("Ouroboros", "the mean of the states by the halter's weights answers")
 def test_the_halter_of_the_public_code(bias: float) -> None:
     model = noisy("ouro-1.4b-tiny", std=0.4, halting={"kind": "halter", "width": 8, "eps": 0.0}, read_out="expected").double()
     model.halting.last.bias.fill_(bias)
@@ -145,7 +145,7 @@ def test_the_halter_of_the_public_code(bias: float) -> None:
     assert fresh.first.out_features == 256 and not fresh.last.weight.any() and fresh.last.bias.item() == -2
 
 
-@differs("Ouroboros", "threshold of ACT, cost of thinking")
+@differs("Ouroboros", "threshold and cost of ACT")
 def test_thinking_longer_costs_more_here() -> None:
     part = lw.build("ouro-1.4b-tiny", halting={"kind": "halter"}).halting
     assert part.eps == 0.01

@@ -42,9 +42,7 @@ def muon(w: Tensor, m: Tensor, g: Tensor, rate: float, decay: float) -> tuple[Te
     return w * (1 - rate * decay) - rate * step, m
 
 
-@same(
-    SYSTEM, "Muon for blocks and adapter, with q, k and v one matrix and gate and up another, AdamW for the rest, norms decayed too"
-)
+@same(SYSTEM, "Muon for blocks and adapter, q, k and v one matrix, gate and up another, AdamW for the rest")
 def test_optimiser() -> None:
     """Three updates of every tensor, as the public code would move its packed matrices."""
     torch.manual_seed(0)
@@ -77,7 +75,7 @@ def test_optimiser() -> None:
         assert off.norm() < 0.05 * (joined[name] - starts[name]).norm(), name  # products in bfloat16; apart it is 0.5
 
 
-@same(SYSTEM, "rate: warm-up of 0.25 %, cosine over the last 60 % to a thousandth, 50,000 updates of 1,024 rows of 1,024 tokens")
+@same(SYSTEM, "warm-up of 0.25 %, cosine over the last 60 %, 50,000 updates of 1,024 rows of 1,024 tokens")
 def test_schedule() -> None:
     schedule, count = build_kind(CHOSEN.schedule, SCHEDULES), CHOSEN.updates
     warm, fall = math.ceil(0.0025 * count), math.ceil(0.6 * count)
@@ -88,9 +86,7 @@ def test_schedule() -> None:
         assert schedule(update, count) == pytest.approx(wanted, abs=1 / warm if update < warm else 1e-12)
 
 
-@same(
-    SYSTEM, "depths: two draws an update, the mean grown to 32 by 1-sqrt over 75 % of the updates, gradient through at most 8 steps"
-)
+@same(SYSTEM, "mean depth grown to 32 over 75 % of the updates, gradient through at most 8 steps")
 def test_curriculum() -> None:
     both: Any = build_kind(CHOSEN.depth, RULES)
     rule = both.rule
@@ -107,7 +103,7 @@ def test_curriculum() -> None:
     assert distance < 1.63 / math.sqrt(2000) and CHOSEN.accumulate == 2
 
 
-@same(SYSTEM, "loss, clipping, precision: cross-entropy after the last step, 1.0, bf16 over fp32, all parameters train")
+@same(SYSTEM, "cross-entropy after the last step, clip 1.0, bf16 over fp32, all parameters train")
 def test_loss_and_what_trains() -> None:
     assert CHOSEN.objective == {"kind": "final"} and CHOSEN.clip == 1.0 and CHOSEN.precision == "bf16"
     model = lw.build(LLAMA)
@@ -116,7 +112,7 @@ def test_loss_and_what_trains() -> None:
     assert set(kind(model).parameters) == {name for name, _ in model.named_parameters()}
 
 
-@same(SYSTEM, "packing: rows of joined documents that see each other, validation at depths 1 to 64")
+@same(SYSTEM, "packed documents see each other, validation at depths 1 to 64")
 def test_packing() -> None:
     assert CHOSEN.data["apart"] is False and list(CHOSEN.validate.depths) == [1, 2, 4, 8, 16, 32, 64]
 

@@ -54,7 +54,7 @@ def found(model: lw.LoopedForCausalLM, credit: Any) -> Likelihoods:
 @pytest.mark.parametrize("credit", ["uniform", "linear", "exit-pdf"])
 @same(
     RLTT,
-    "log p = Σ_t w_t log p_t (eq. 4): uniform, progressive with α = 1, exit-PDF weights with the gate's own gradient",
+    "log p = Σ_t w_t log p_t: uniform, progressive with α = 1, exit-PDF weights (eq. 4)",
 )
 def test_weights_of_the_steps(credit: str) -> None:
     model = policy()
@@ -70,7 +70,7 @@ def test_weights_of_the_steps(credit: str) -> None:
         assert torch.allclose(ours, theirs, atol=1e-10, rtol=0) and ours.abs().max() > 1e-3
 
 
-@same(RLTT, "the divergence from the model at the start is that of the last loop alone (eq. 5, 7)")
+@same(RLTT, "divergence of the last loop alone from the model at the start (eq. 5, 7)")
 def test_divergence() -> None:
     model, start = (each.requires_grad_(False) for each in (policy(), policy(0.2)))
     logs, before = (per_loop(each, answers())[0][-1] for each in (model, start))
@@ -85,14 +85,14 @@ def test_divergence() -> None:
     assert sums[0] < 0.995 and math.isclose(sums[1], 1, abs_tol=1e-12)
 
 
-@same(RLTT, "loss of a completion: −A times the mean of log p over its tokens (eq. 6), without a ratio or a clip")
+@same(RLTT, "loss: −A times the mean of log p over a completion, without ratio or clip (eq. 6)")
 def test_loss() -> None:
     model = policy()
     loss, _ = Grpo("exact", credit="exit-pdf")(model, rollout(model, answers(), Plan(T, T)))
     assert float(loss.detach()) == pytest.approx(-float(found(model, "exit-pdf").credited.mean().detach()), abs=1e-12)
 
 
-@differs(RLTT, "weights that are learned, and progressive ones with another α than 1")
+@differs(RLTT, "learned weights, progressive ones with α ≠ 1")
 def test_learned_weights_are_refused() -> None:
     for credit in ("learned", "progressive"):
         with pytest.raises(ValueError, match=f"credit is '{credit}'"):

@@ -64,7 +64,7 @@ def act(model: lw.LoopedForCausalLM, ids: Tensor, depth: int) -> tuple[Tensor, T
 
 
 @pytest.mark.parametrize("bias", [-2.5, -0.5, 1.0])
-@same(SYSTEM, "ACT as tensor2tensor's, values read before the layers, states interpolated, no remainder at the last step")
+@same(SYSTEM, "ACT as tensor2tensor's: values read before the layers, states interpolated")
 def test_act_is_tensor2tensors(bias: float) -> None:
     model = universal(bias)
     with torch.no_grad():
@@ -78,7 +78,7 @@ def test_act_is_tensor2tensors(bias: float) -> None:
 
 
 @pytest.mark.parametrize("bias", [-0.5, 1.0])
-@same(SYSTEM, "the cost of thinking N + R, weight 0.01, and every gradient")
+@same(SYSTEM, "cost N + R, weight 0.01, and its gradients")
 def test_loss_and_gradients(bias: float) -> None:
     model, batch = universal(bias), rows()
     rolled = rollout(model, batch, Plan(5, 5))
@@ -94,7 +94,7 @@ def test_loss_and_gradients(bias: float) -> None:
         assert torch.allclose(ours, theirs, atol=1e-6, rtol=1e-5)
 
 
-@same(SYSTEM, "halting starts at bias 1 and a threshold of 0.99, and the mixed state answers")
+@same(SYSTEM, "halting bias 1, threshold 0.99, and the mixed state answers")
 def test_the_preset_and_its_recipe() -> None:
     config, found = lw.preset("universal"), recipe("universal-act", [])
     assert config.halting == {"kind": "universal-act"} and config.read_out == "expected" == Ponder().read_out
@@ -124,9 +124,7 @@ def test_graves_act_stands_beside_it() -> None:
         assert torch.allclose(graves(IDS).exit_probs.sum(-1), torch.ones(2, 7, dtype=torch.float64))
 
 
-@same(
-    SYSTEM, "signals added before every step: sinusoids of the position and of the step, both from 0 (tensor2tensor's `sinusoid`)"
-)
+@same(SYSTEM, "sinusoids of position and step before every step (tensor2tensor)")
 def test_signals() -> None:
     model = universal(1.0)
     (e, p), width = model.embed(IDS), model.config.hidden_size
@@ -136,7 +134,7 @@ def test_signals() -> None:
         assert torch.allclose(added.expand(1, *wanted.shape)[0], wanted, atol=1e-6, rtol=0)
 
 
-@differs(SYSTEM, "kind of the step's signal, and the paper's formula")
+@differs(SYSTEM, "the step's signal")
 def test_signals_of_the_paper_are_others() -> None:
     """The paper: sin and cos of t / 10,000^(2j / D), interleaved, t from 1."""
     part = lw.build("universal-tiny").adapters[0]
