@@ -16,11 +16,11 @@ import torch
 import loopwright as lw
 from benchmarks.decode import SMALL
 from benchmarks.pairs import no_options, report, seconds
-from loopwright.engine.request import Request, RequestOptions
-from loopwright.engine.running import EngineStats
-from loopwright.engine.scheduler import Scheduler
-from loopwright.engine.speculation import AUTO, draft_depths, speed_up
-from loopwright.generate.exit_rules import build_exit, parse_exit
+from loopwright.generation.exit_rules import build_exit, parse_exit
+from loopwright.generation.request import Request, RequestOptions
+from loopwright.generation.rows import EngineStats
+from loopwright.generation.scheduler import Scheduler
+from loopwright.generation.speculation import AUTO, draft_depths, speed_up
 
 Prompts = Sequence[Sequence[int]]
 

@@ -20,9 +20,9 @@ import torch
 import loopwright as lw
 from benchmarks.decode import models
 from benchmarks.pairs import compare, no_options, replayed, report, seconds
-from loopwright.engine.request import Request, RequestOptions
-from loopwright.engine.running import EngineStats
-from loopwright.engine.scheduler import Scheduler
+from loopwright.generation.request import Request, RequestOptions
+from loopwright.generation.rows import EngineStats
+from loopwright.generation.scheduler import Scheduler
 from loopwright.model.decode_graph import DecodeGraph
 
 ROWS, DEEPEST = 8, 8

@@ -13,10 +13,9 @@ import torch
 
 import loopwright as lw
 from benchmarks.pairs import compare, no_options, report
-from loopwright.engine.pass_graphs import PassGraphs
-from loopwright.engine.tick_graph import SHORTEST
-from loopwright.engine.trail import Trail
-from loopwright.model.cache.pool import KeyPool
+from loopwright.generation.graphs import SHORTEST, PassGraphs
+from loopwright.generation.trail import Trail
+from loopwright.model.keys.pool import KeyPool
 
 KEYS = 200  # before the new tokens
 CALLS = 8  # replays that are timed together

@@ -16,11 +16,11 @@ import loopwright as lw
 from benchmarks.pairs import compare, no_options, replayed, report
 from loopwright.data.batch import IGNORED, Batch
 from loopwright.model.backbone import StepRunner
-from loopwright.model.forward.output import next_token_loss
-from loopwright.model.looped import LoopedForCausalLM
-from loopwright.train.devices.compiled import CompiledStep
-from loopwright.train.objectives.jacobian import JacobianPenalty
-from loopwright.train.rollout import Plan, rollout
+from loopwright.model.causal_lm import LoopedForCausalLM
+from loopwright.model.passes import next_token_loss
+from loopwright.training.compile import CompiledStep
+from loopwright.training.objectives.jacobian import JacobianPenalty
+from loopwright.training.rollout import Plan, rollout
 
 WEIGHT = 0.1
 FULL = {"hidden_size": 512, "intermediate_size": 1024, "num_attention_heads": 8}

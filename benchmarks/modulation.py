@@ -20,15 +20,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.pairs import compare, replayed, report
+from loopwright.kernels.launches import free_launches
+from loopwright.model.causal_lm import LoopedForCausalLM
 from loopwright.model.config import LoopedConfig
-from loopwright.model.cost.cost import pass_flops
-from loopwright.model.forward.context import Pass, Place
-from loopwright.model.forward.launches import free_launches
-from loopwright.model.looped import LoopedForCausalLM
-from loopwright.model.parts.adapter import diagonal
-from loopwright.model.parts.adapter.diagonal import Bases
-from loopwright.model.parts.adapter.effects import Adaptation, Effects
+from loopwright.model.cost import pass_flops
+from loopwright.model.parts.adapters import diagonal
+from loopwright.model.parts.adapters.diagonal import Bases
+from loopwright.model.parts.adapters.effects import Adaptation, Effects
 from loopwright.model.parts.part import FIRST
+from loopwright.model.passes import Pass, Place
 
 Run = Callable[[Tensor], Tensor]
 RANK, ALLOWED = 32, 1.6

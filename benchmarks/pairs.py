@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from loopwright.model.forward.launches import free_launches
-from loopwright.run import origin
+from loopwright.kernels.launches import free_launches
+from loopwright.storage.run import origin
 
 
 def seconds(run: Callable[[], object]) -> float:

@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves
 import loopwright as lw
 from benchmarks.pairs import compare, no_options, report
 from loopwright.data.batch import Batch
-from loopwright.train.rollout import Plan, rollout
+from loopwright.training.rollout import Plan, rollout
 
 PAIRS = 11
 

@@ -24,9 +24,9 @@ from transformers import PreTrainedTokenizerFast
 import loopwright as lw
 from benchmarks.decode import models
 from benchmarks.pairs import no_options, report
-from loopwright.serve.limits import Limits
-from loopwright.serve.models import ServedModel
-from loopwright.serve.server import bind, make_server
+from loopwright.serving.models import ServedModel
+from loopwright.serving.schema import Limits
+from loopwright.serving.server import bind, make_server
 
 STREAMS, PROMPT, NEW = 32, 16, 16
 

@@ -20,9 +20,9 @@ import torch
 from benchmarks.decode import models
 from benchmarks.pairs import report
 from benchmarks.server import NEW, PROMPT, STREAMS, clocked, words
-from loopwright.serve.limits import Limits
-from loopwright.serve.models import ServedModel
-from loopwright.serve.server import bind, make_server
+from loopwright.serving.models import ServedModel
+from loopwright.serving.schema import Limits
+from loopwright.serving.server import bind, make_server
 
 REQUESTS = 5 * STREAMS
 NAME = "ouro-small"

@@ -14,8 +14,8 @@ import torch
 
 from benchmarks.pairs import no_options, report
 from loopwright.recipes import recipe
-from loopwright.train.loop import train
-from loopwright.train.reporting.log import read_log
+from loopwright.training.loop import train
+from loopwright.training.report import read_log
 
 PUBLIC = {(4, "fp32"): 17.6, (4, "tf32"): 12.1, (10, "fp32"): 49.1, (10, "tf32"): 38.1}  # ms an update, by depth and precision
 FAST = (

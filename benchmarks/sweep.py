@@ -7,9 +7,9 @@ import torch
 import loopwright as lw
 from benchmarks.pairs import compare, no_options, report
 from loopwright.data.batch import Batch
-from loopwright.generate.readings import readings
+from loopwright.generation.readings import readings
 from loopwright.model.config import LoopedConfig
-from loopwright.model.cost.cost import pass_flops
+from loopwright.model.cost import pass_flops
 
 DEPTHS = 16
 LENGTH = 64

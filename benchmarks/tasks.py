@@ -15,7 +15,7 @@ from typing import Any
 
 import loopwright as lw
 from benchmarks.pairs import compare, report
-from loopwright.evaluate import harness
+from loopwright.evaluation import harness
 
 DEPTHS = [1, 2, 4, 8]
 TASKS = ["arc_easy", "hellaswag"]

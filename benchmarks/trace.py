@@ -13,7 +13,7 @@ import torch
 import loopwright as lw
 from benchmarks.pairs import compare, no_options, report
 from loopwright.analysis.trace.trace import trace
-from loopwright.metrics.residual import residual_entropy
+from loopwright.metrics.states import residual_entropy
 from loopwright.model.config import LoopedConfig
 
 ALLOWED = 1.3

@@ -22,7 +22,7 @@ import torch
 import loopwright as lw
 from benchmarks.pairs import report
 from benchmarks.trace import ALLOWED, gram_sides
-from loopwright.analysis.prompts import read_prompts
+from loopwright.analysis.study import read_prompts
 from loopwright.analysis.trace.record import pad, save_trace
 from loopwright.analysis.trace.trace import Trace, trace
 

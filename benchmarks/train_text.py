@@ -23,17 +23,14 @@ from benchmarks.pairs import report
 from loopwright.data.batch import Batch, Splits
 from loopwright.metrics.score import IGNORED
 from loopwright.model.config import LoopedConfig
-from loopwright.model.cost.cost import TRAINING_FACTOR, pass_flops
+from loopwright.model.cost import TRAINING_FACTOR, pass_flops
 from loopwright.model.presets import preset
-from loopwright.settings import build_kind
-from loopwright.train.devices.speed import Speedometer
-from loopwright.train.loop import train
-from loopwright.train.objectives.losses import OBJECTIVES, Final
-from loopwright.train.recipe import make_recipe
-from loopwright.train.reporting.log import read_log
-from loopwright.train.reporting.progress import Silent
-from loopwright.train.rollout import Objective, Plan
-from loopwright.train.state import Objects
+from loopwright.schema import build_kind
+from loopwright.training.loop import train
+from loopwright.training.objectives.losses import OBJECTIVES, Final
+from loopwright.training.recipe import make_recipe
+from loopwright.training.report import Objects, Silent, Speedometer, read_log
+from loopwright.training.rollout import Objective, Plan
 
 SHAPE = {"hidden_size": 1024, "intermediate_size": 4096, "num_attention_heads": 16, "num_key_value_heads": 16, "vocab_size": 49152}
 ROWS, LENGTH, DEPTH = 32, 1024, 4

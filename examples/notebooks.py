@@ -25,7 +25,7 @@ ENDINGS = {
 }
 INSTALL = """# where loopwright is not installed, as in Colab: upload the wheel that `pip wheel . --no-deps` makes in a clone, then
 # %pip install ./loopwright-*.whl"""
-OPENING = '''from loopwright.settings import read_yaml
+OPENING = '''from loopwright.schema import read_yaml
 
 RECIPE = """
 {}"""'''

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from loopwright.evaluate.passages import Passages
+    from loopwright.evaluation.text import Passages
 
 VOCABULARY = 8192
 HELD_OUT = {"valid": "valid.jsonl.gz", "test": "test.jsonl.gz", "ood": "heldout_ood.jsonl.gz"}
@@ -62,7 +62,7 @@ def held_out_files(corpus: str | Path) -> dict[str, Path]:
 def prepare_passages(files: Mapping[str, Path], tokenizer: str, context: int, place: Path) -> None:
     """Tokenises held-out texts for all rows, where that has not been done."""
     from loopwright.data.tokenizer import Tokenizer
-    from loopwright.evaluate.passages import read_passages
+    from loopwright.evaluation.text import read_passages
 
     if not place.is_file():
         place.parent.mkdir(parents=True, exist_ok=True)

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from experiments import pages
-from loopwright.evaluate.early_exit import ExitReport
+from loopwright.evaluation.exits import ExitReport
 from loopwright.plot.drawing import Drawing
-from loopwright.values import check_choice
+from loopwright.schema import check_choice
 
 RESULTS = Path(__file__).parent / "results"
 

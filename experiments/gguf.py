@@ -12,10 +12,10 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from loopwright.convert.families.dense import LLAMA
-from loopwright.convert.load import empty_model, parameter_shapes
-from loopwright.convert.save import model_folder
-from loopwright.convert.weights import SINGLE, read_json
+from loopwright.checkpoints.families.dense import LLAMA
+from loopwright.checkpoints.load import empty_model, parameter_shapes
+from loopwright.checkpoints.save import model_folder
+from loopwright.checkpoints.weights import SINGLE, read_json
 
 _TOP = {
     "token_embd.weight": "model.embed_tokens.weight",

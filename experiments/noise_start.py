@@ -29,7 +29,7 @@ from experiments.trained import train_once
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from loopwright.model.looped import LoopedForCausalLM
+    from loopwright.model.causal_lm import LoopedForCausalLM
 
 DEPTH = 4
 LENGTHS, ANSWER = (300, 600, 1000), 600
@@ -93,10 +93,10 @@ def carry_out(row: Row, *, extra: tuple[str, ...]) -> dict[str, Any]:
     import torch
 
     import loopwright as lw
-    from loopwright.settings import parse_overrides
-    from loopwright.train.models import FromPreset
-    from loopwright.train.recipe import make_recipe
-    from loopwright.train.state import Objects
+    from loopwright.schema import parse_overrides
+    from loopwright.training.model import FromPreset
+    from loopwright.training.recipe import make_recipe
+    from loopwright.training.report import Objects
 
     model = FromPreset(changes={**SHAPE, **MODELS[row.model]}).build(row.seed)
     if row.frozen:

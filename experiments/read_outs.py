@@ -75,10 +75,10 @@ def rows() -> Iterator[Row]:
 def carry_out(row: Row, *, updates: int, extra: tuple[str, ...]) -> dict[str, Any]:
     """Trains one model, reads each validation both ways, and returns the numbers."""
     from experiments.trained import train_once
-    from loopwright.settings import parse_overrides
-    from loopwright.train.models import FromPreset
-    from loopwright.train.recipe import make_recipe
-    from loopwright.train.state import Objects
+    from loopwright.schema import parse_overrides
+    from loopwright.training.model import FromPreset
+    from loopwright.training.recipe import make_recipe
+    from loopwright.training.report import Objects
 
     model, laid_over = FromPreset(changes={**SHAPE, "halting": HALTING[row.halting]}).build(row.seed), parse_overrides(extra)
     if row.halting == GATE:
@@ -109,8 +109,8 @@ def beside(chosen: Any, model: Any) -> tuple[list[tuple[float, float]], Any]:
     from unittest.mock import patch
 
     from experiments.trained import train_once
-    from loopwright.train import validation
-    from loopwright.train.state import Objects
+    from loopwright.training import validation
+    from loopwright.training.report import Objects
 
     last, plain = list[tuple[float, float]](), validation.validate
 

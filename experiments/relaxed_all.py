@@ -65,11 +65,11 @@ def rows(trains: str) -> Iterator[Row]:
 def carry_out(row: Row, *, updates: int, healing: int, extra: tuple[str, ...]) -> dict[str, Any]:
     """Trains a dense model, ties it, heals it, and returns the numbers."""
     import loopwright as lw
-    from loopwright.retrofit.surgery import freeze_base
-    from loopwright.settings import parse_overrides
-    from loopwright.train.models import FromPreset
-    from loopwright.train.recipe import make_recipe
-    from loopwright.train.state import Objects
+    from loopwright.retrofitting.surgery import freeze_base
+    from loopwright.schema import parse_overrides
+    from loopwright.training.model import FromPreset
+    from loopwright.training.recipe import make_recipe
+    from loopwright.training.report import Objects
 
     def trained(model: Any, count: int, depth: int) -> Any:
         chosen = make_recipe(row.recipe(count, depth), changes=parse_overrides(extra))

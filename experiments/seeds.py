@@ -18,8 +18,8 @@ from typing import Protocol, TypeVar
 import torch
 
 from experiments.pages import Result
-from loopwright.evaluate.heldout import HeldOut
-from loopwright.evaluate.paired import compare, recovered
+from loopwright.evaluation.paired import compare, recovered
+from loopwright.evaluation.text import HeldOut
 from loopwright.metrics.intervals import mean_interval, t_quantile
 
 RULE = (

@@ -26,7 +26,7 @@ from experiments.thin import rounded, thin
 from experiments.trained import Stopped, resumptions
 
 if TYPE_CHECKING:
-    from loopwright.evaluate.heldout import HeldOut
+    from loopwright.evaluation.text import HeldOut
 
 
 # seconds before the time is up when trainings that can go on are asked to stop. They end an update and save: 0.9 GB took 6 s on two
@@ -50,7 +50,7 @@ def made_by(kept: Path | None = None) -> dict[str, Any]:
     """Returns where a row was made: versions, commit, devices, time; not the command, which names the machine's folders. Of a
     training that went on in its folder `kept` also where: see `resumptions`. A study whose own code is not that of the commit says
     `changed` too."""
-    from loopwright.run import origin
+    from loopwright.storage.run import origin
 
     return {key: value for key, value in origin(code=CODE).items() if key != "command"} | resumptions(kept)
 

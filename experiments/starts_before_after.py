@@ -22,7 +22,7 @@ from experiments.side_by_side import arguments, asked_for, grouped, made_by, run
 from experiments.trained import train_once
 
 if TYPE_CHECKING:
-    from loopwright.model.looped import LoopedForCausalLM
+    from loopwright.model.causal_lm import LoopedForCausalLM
 
 BEFORE, AFTER, FULL = "before", "after", "as at full width"
 NORMAL = {"kind": "normal"}
@@ -99,16 +99,16 @@ def universal(row: Row, changes: Mapping[str, Any]) -> LoopedForCausalLM:
 
 def fresh(preset: str | None, changes: Mapping[str, Any], seed: int) -> LoopedForCausalLM:
     """Returns a fresh model of a preset, or of a plain config."""
-    from loopwright.train.models import FromPreset
+    from loopwright.training.model import FromPreset
 
     return FromPreset(preset, dict(changes)).build(seed)
 
 
 def trained(model: LoopedForCausalLM, plan: Mapping[str, Any], row: Row, extra: tuple[str, ...] = ()) -> Any:
     """Trains a model in place by a recipe as plain data."""
-    from loopwright.settings import parse_overrides
-    from loopwright.train.recipe import make_recipe
-    from loopwright.train.state import Objects
+    from loopwright.schema import parse_overrides
+    from loopwright.training.recipe import make_recipe
+    from loopwright.training.report import Objects
 
     data = {**plan, "seed": row.seed, "model": {"kind": "given", "what": row.name}}
     return train_once(make_recipe(data, changes=parse_overrides(extra)), given=Objects(model=model))

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 from loopwright.storage.files import read_json, write_json
 
 if TYPE_CHECKING:
-    from loopwright.model.looped import LoopedForCausalLM
-    from loopwright.train.recipe import Recipe
-    from loopwright.train.state import Objects, Run
+    from loopwright.model.causal_lm import LoopedForCausalLM
+    from loopwright.training.recipe import Recipe
+    from loopwright.training.report import Objects, Run
 
 
 @dataclass(frozen=True)
@@ -64,10 +64,9 @@ def train_once(
     `kept` is a folder that the run stays in, also once it has ended: who measures it removes the folder. A run that is found there
     goes on bit for bit as `loopwright train --resume` does, or is only opened where it has ended; one of another recipe is refused.
     """
-    from loopwright.source import Source
-    from loopwright.train.loop import train
-    from loopwright.train.reporting.log import read_log
-    from loopwright.train.reporting.progress import Silent
+    from loopwright.checkpoints.source import Source
+    from loopwright.training.loop import train
+    from loopwright.training.report import Silent, read_log
 
     reporter, here = Silent(), list[dict[str, Any]]()  # the updates that this call makes
 
@@ -103,7 +102,7 @@ def train_once(
 def remember(kept: Path, update: int, notes: Sequence[str]) -> None:
     """Writes down that a run went on from an update (0: from its start, as there was no checkpoint), and what the notes of the call
     say of sums that are rounded otherwise."""
-    from loopwright.train.resume import OTHERWISE
+    from loopwright.training.run import OTHERWISE
 
     told = next((note for note in notes if note.startswith(OTHERWISE)), "")
     differs = re.match(rf"{OTHERWISE} \((.*)\): ", told)

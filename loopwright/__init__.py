@@ -85,7 +85,7 @@ if not TYPE_CHECKING:  # or every name would seem to be there
         return sorted({*globals(), *__all__})
 
     class _Package(ModuleType):
-        """Keeps a public name where a folder has the same: `lw.train` is the verb, also after `import loopwright.train.loop`."""
+        """Keeps a public name where a folder has the same: `lw.train` is the verb, also after `import loopwright.training.loop`."""
 
         def __setattr__(self, name: str, value: Any) -> None:
             if name not in __all__ or name in ("metrics", "parts") or not isinstance(value, ModuleType):

@@ -12,7 +12,7 @@ from types import ModuleType
 # where transformers keeps its Auto classes, and where what is registered there stands; the first need not wait for the second
 AUTO = {
     "transformers.models.auto.configuration_auto": "loopwright.model.config",
-    "transformers.models.auto.modeling_auto": "loopwright.model.looped",
+    "transformers.models.auto.modeling_auto": "loopwright.model.causal_lm",
     "transformers.modeling_layers": "loopwright.model.heads",
 }
 

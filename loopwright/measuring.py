@@ -11,38 +11,35 @@ from typing import Any, cast
 
 import torch
 
-from loopwright.check.likelihood import need_likelihood
-from loopwright.check.verdict import Verdict
+from loopwright.checking.probes import Verdict
+from loopwright.checkpoints.source import Source, check_fit
+from loopwright.checkpoints.source import tokenizer as load_words
 from loopwright.data.batch import FirstRows, Splits
 from loopwright.data.batch import Source as Rows
 from loopwright.data.build import build_data
 from loopwright.data.records import Files
 from loopwright.data.tokenizer import NoTokenizer, Tokenizer
-from loopwright.evaluate.early_exit import ExitReport
-from loopwright.evaluate.exit_rows import ExitEvaluation, Measured, exit_specs, exit_words, exits_of, of_rows, of_text
-from loopwright.evaluate.harness import check_names, evaluate_tasks, need_lm_eval, need_template
-from loopwright.evaluate.heldout import HeldOut, held_out
-from loopwright.evaluate.passages import Passages, passage_length, read_passages
-from loopwright.evaluate.saved import Reports
-from loopwright.evaluate.starts import StartReport, gathered
-from loopwright.evaluate.sweep import Progress, SweepReport, grid, parse_depths, sweep
-from loopwright.evaluate.tasks import Asking, TaskEvaluation, TaskReport, task_names
-from loopwright.generate.exit_rules import write_exit
-from loopwright.generate.readings import can_decode, check_depths
-from loopwright.generate.stream import check_seeded
+from loopwright.evaluation.by_depth import Progress, SweepReport, grid, parse_depths, sweep
+from loopwright.evaluation.exits import ExitEvaluation, ExitReport, Measured, exit_specs, exit_words, exits_of, of_rows, of_text
+from loopwright.evaluation.harness import check_names, evaluate_tasks, need_lm_eval, need_template
+from loopwright.evaluation.likelihood import need_likelihood
+from loopwright.evaluation.report import Reports
+from loopwright.evaluation.starts import StartReport, gathered
+from loopwright.evaluation.tasks import Asking, TaskEvaluation, TaskReport, task_names
+from loopwright.evaluation.text import HeldOut, Passages, held_out, passage_length, read_passages
+from loopwright.generation.exit_rules import write_exit
+from loopwright.generation.readings import can_decode, check_depths
+from loopwright.generation.stream import check_seeded
+from loopwright.model.causal_lm import LoopedForCausalLM
 from loopwright.model.config import LoopedConfig
-from loopwright.model.looped import LoopedForCausalLM
 from loopwright.model.parts.state import started_at
 from loopwright.plot.drawing import Drawing
-from loopwright.plot.training import BY_DEPTH, length_by_depth_heatmap
+from loopwright.plot.figures import BY_DEPTH, length_by_depth_heatmap
+from loopwright.process import fitting_threads
 from loopwright.recipes import recipe as find_recipe
-from loopwright.settings import build_kind, options_of, refuse_unknown, suggest
-from loopwright.source import Source, check_fit
-from loopwright.source import tokenizer as load_words
-from loopwright.threads import fitting_threads
-from loopwright.train.depth import RULES, DepthRule
-from loopwright.train.state import Run
-from loopwright.values import check_whole
+from loopwright.schema import build_kind, check_whole, options_of, refuse_unknown, suggest
+from loopwright.training.depth import RULES, DepthRule
+from loopwright.training.report import Run
 
 FIELD = "text"  # of a JSON line, where nothing is said
 BATCH = 500  # rows of a pass over a task, where nothing is said

@@ -7,20 +7,19 @@ docs/extend.md says what each place calls.
 
 from loopwright.data.batch import Batch, FirstRows, Splits
 from loopwright.data.batch import Source as Samples
-from loopwright.data.tasks.table import Alphabet
+from loopwright.data.tasks.task import Alphabet
 from loopwright.metrics.score import IGNORED, Metric
 from loopwright.model.config import LoopedConfig
-from loopwright.model.forward.context import Pass
-from loopwright.model.layers.norm import Norm
-from loopwright.model.parts.adapter.effects import Adapter, Effects
-from loopwright.model.parts.adapter.target import Site
+from loopwright.model.norm import Norm
+from loopwright.model.parts.adapters.effects import Adapter, Effects, Site
 from loopwright.model.parts.gate import Gate
 from loopwright.model.parts.halting import HaltingHead
 from loopwright.model.parts.injection import Injection
 from loopwright.model.parts.part import Part, StepIndex, take, take_width
 from loopwright.model.parts.state import State
-from loopwright.train.depth import DepthRule
-from loopwright.train.objectives.readout import Targets, cross_entropies, find_targets, target_features, target_logits
-from loopwright.train.objectives.rewards import Reward, Sample
-from loopwright.train.optim.optimisers import AdamW, Optimiser
-from loopwright.train.rollout import Objective, Penalty, Plan, Rollout
+from loopwright.model.passes import Pass
+from loopwright.training.depth import DepthRule
+from loopwright.training.grpo import Reward, Sample
+from loopwright.training.objectives.readout import Targets, cross_entropies, find_targets, target_features, target_logits
+from loopwright.training.optimisers import AdamW, Optimiser
+from loopwright.training.rollout import Objective, Penalty, Plan, Rollout

@@ -10,25 +10,23 @@ from loopwright.analysis.report.analysis import figures
 from loopwright.analysis.trace.edit import at, noise, patch, swap, zero
 from loopwright.analysis.trace.record import TraceSet, load_trace, save_trace, trace_prompts
 from loopwright.analysis.trace.trace import Trace, trace
-from loopwright.check.conformance import CheckReport, CheckRow, check
-from loopwright.convert.export import export
-from loopwright.convert.save import save
-from loopwright.data.batch import Splits
-from loopwright.data.rows import TokenRows, splits
-from loopwright.engine.engine import Engine
-from loopwright.hub import push
+from loopwright.api import Comparison, compare, evaluate, train
+from loopwright.checking.conformance import CheckReport, CheckRow, check
+from loopwright.checkpoints.export import export
+from loopwright.checkpoints.hub import push
+from loopwright.checkpoints.save import save
+from loopwright.checkpoints.source import load, tokenizer
+from loopwright.data.batch import Splits, TokenRows, splits
+from loopwright.generation.engine import Engine
 from loopwright.measuring import Evaluation
-from loopwright.model.cache.cache import LoopCache
+from loopwright.model.causal_lm import LoopedForCausalLM, LoopedModel
 from loopwright.model.config import LoopedConfig
-from loopwright.model.forward.output import LoopedModelOutput, LoopedOutput
 from loopwright.model.heads import LoopedForQuestionAnswering, LoopedForSequenceClassification, LoopedForTokenClassification
-from loopwright.model.looped import LoopedForCausalLM, LoopedModel
+from loopwright.model.keys.cache import LoopCache
+from loopwright.model.passes import LoopedModelOutput, LoopedOutput
 from loopwright.model.presets import build, preset
 from loopwright.registry import register
-from loopwright.retrofit.adapters import load_adapters, save_adapters
-from loopwright.retrofit.merge import merge
-from loopwright.retrofit.surgery import retrofit
-from loopwright.source import load, tokenizer
-from loopwright.train.recipe import Recipe
-from loopwright.train.state import Run
-from loopwright.verbs import Comparison, compare, evaluate, train
+from loopwright.retrofitting.merge import load_adapters, merge, save_adapters
+from loopwright.retrofitting.surgery import retrofit
+from loopwright.training.recipe import Recipe
+from loopwright.training.report import Run

@@ -10,7 +10,7 @@ import pytest
 from torch import Tensor
 
 import loopwright as lw
-from loopwright.model.layers import attention
+from loopwright.model import layers as attention
 from loopwright.model.parts.state import State
 from loopwright.registry import register
 from tests.cases import noisy

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
 
-from loopwright import imports
+from loopwright import registry as imports
 from loopwright.registry import PLACES
-from loopwright.settings import Kinds
+from loopwright.schema import Kinds
 
 
 def table_of(place: str) -> Kinds:

@@ -13,23 +13,23 @@ from pathlib import Path
 import pytest
 import typer.main
 
+from loopwright.checkpoints.families import FAMILIES
 from loopwright.cli import make_app
-from loopwright.convert.families import FAMILIES
 from loopwright.metrics.score import METRICS
 from loopwright.model.config import PARTS, LoopedConfig
-from loopwright.model.layers.norm import NORMS
-from loopwright.model.parts.adapter import ADAPTERS
+from loopwright.model.norm import NORMS
+from loopwright.model.parts.adapters import ADAPTERS
 from loopwright.model.parts.init import INITS
 from loopwright.model.presets import PRESETS, preset
-from loopwright.retrofit.layout import LAYOUTS
-from loopwright.retrofit.systems import SYSTEMS, Plan
-from loopwright.settings import options_of
-from loopwright.train.gradients.remat import REMATS
-from loopwright.train.objectives.penalties import PENALTIES, Weighted
-from loopwright.train.objectives.rewards import REWARDS
-from loopwright.train.optim.average import AVERAGES
-from loopwright.train.recipe import TABLES, Orders, Recipe, Saves, Validation
-from loopwright.train.reporting.tracking import TRACKERS
+from loopwright.retrofitting.layout import LAYOUTS
+from loopwright.retrofitting.systems import SYSTEMS, Plan
+from loopwright.schema import options_of
+from loopwright.training.gradient import REMATS
+from loopwright.training.grpo import REWARDS
+from loopwright.training.objectives.penalties import PENALTIES, Weighted
+from loopwright.training.optim import AVERAGES
+from loopwright.training.recipe import TABLES, Orders, Recipe, Saves, Validation
+from loopwright.training.tracking import TRACKERS
 from tests.rules import (
     RULES,
     Rule,
@@ -66,7 +66,7 @@ def test_rule(rule: Rule) -> None:
 
 SOUND = {
     "loopwright/__init__.py": '"""All."""\nfrom loopwright.model.backbone import unroll\n',
-    "loopwright/settings.py": '"""Settings."""\nfrom loopwright.version import VERSION\n',
+    "loopwright/schema.py": '"""Settings."""\nfrom loopwright.version import VERSION\n',
     "loopwright/version.py": '"""Version."""\nVERSION = "1"\n',
     "loopwright/model/backbone.py": (
         '"""The loop."""\nfrom loopwright import settings\nfrom loopwright.model.part import Part\n\n\n'
@@ -81,8 +81,8 @@ SOUND = {
     "tests/test_version.py": "",
     "tests/model/test_backbone.py": "",
     "tests/model/test_part.py": "",
-    "loopwright/serve/app.py": '"""Routes."""\nimport starlette\n',
-    "tests/serve/test_app.py": "",
+    "loopwright/serving/app.py": '"""Routes."""\nimport starlette\n',
+    "tests/serving/test_app.py": "",
     "tests/data/test_text.py": "",
     "README.md": "See http://example.org/home/page, a/home/b and the state of things.\n",
 }
@@ -91,8 +91,8 @@ PLANTS: list[tuple[Rule, str, str, str]] = [
     (
         imports_point_down,
         "loopwright/model/part.py",
-        "from loopwright.convert import load\n",
-        "model imports loopwright.convert.load",
+        "from loopwright.checkpoints import load\n",
+        "model imports loopwright.checkpoints.load",
     ),
     (imports_point_down, "loopwright/model/part.py", "from loopwright.metrics import x\n", "model imports loopwright.metrics.x"),
     (imports_point_down, "loopwright/model/part.py", "def f():\n    from loopwright import cli\n", "model imports loopwright.cli"),
@@ -114,13 +114,13 @@ PLANTS: list[tuple[Rule, str, str, str]] = [
         "datasets is imported with",
     ),
     (optional_packages_stay_home, "loopwright/model/part.py", "def f():\n    import pydantic\n", "pydantic belongs in no file"),
-    (optional_packages_stay_home, "loopwright/serve/app.py", "import datasets\n", "datasets is imported with the module"),
+    (optional_packages_stay_home, "loopwright/serving/app.py", "import datasets\n", "datasets is imported with the module"),
     (optional_packages_stay_home, "loopwright/model/part.py", "import uvicorn\n", "uvicorn is imported with the module"),
     (files_are_short, "loopwright/model/part.py", "x = 1\n" * 701, "701 lines; allowed: 700"),
     (files_are_short, "tests/model/test_part.py", "x = 1\n" * 701, "701 lines; allowed: 700"),
     (functions_are_short, "loopwright/model/part.py", "def f():\n" + "    x = 1\n" * 80, "f has 81 lines; allowed: 80"),
     (folders_are_small, "loopwright/data/x15.py", "", "loopwright/data: 16 modules; allowed: 15"),
-    (every_file_has_its_test, "loopwright/model/tap.py", "", "loopwright/model/tap.py: no tests/model/test_tap.py"),
+    (every_file_has_its_test, "loopwright/model/taps.py", "", "loopwright/model/taps.py: no tests/model/test_tap.py"),
     (public_names_have_docstrings, "loopwright/model/part.py", "", "loopwright/model/part.py: no docstring"),
     (public_names_have_docstrings, "loopwright/model/part.py", '"""A."""\ndef f(): ...\n', "f has no docstring"),
     (public_names_have_docstrings, "loopwright/model/part.py", '"""A."""\nclass A: ...\n', "A has no docstring"),

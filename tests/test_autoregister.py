@@ -62,7 +62,7 @@ def test_the_finder_finds_nothing_else() -> None:
 
 @pytest.mark.long
 def test_whoever_wants_no_model_does_not_wait_for_ours_and_who_wants_one_gets_it(folder: Path) -> None:
-    heavy = "print('loopwright.model.looped' in sys.modules, 'torch._dynamo' in sys.modules)"
+    heavy = "print('loopwright.model.causal_lm' in sys.modules, 'torch._dynamo' in sys.modules)"
     code = f"import sys, loopwright, transformers; {heavy}; from transformers import AutoConfig; {heavy}"
     code += "; print(type(AutoConfig.from_pretrained(sys.argv[1])).__name__)"
     done = subprocess.run([sys.executable, "-c", code, str(folder)], cwd=ROOT, capture_output=True, text=True, check=True)

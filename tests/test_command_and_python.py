@@ -11,14 +11,14 @@ import pytest
 
 import loopwright as lw
 from loopwright import measuring
-from loopwright.check.likelihood import NOT_A_LIKELIHOOD
 from loopwright.cli import main
 from loopwright.commands.console import plain
 from loopwright.data.build import build_data
-from loopwright.settings import write_yaml
+from loopwright.evaluation.likelihood import NOT_A_LIKELIHOOD
+from loopwright.schema import write_yaml
 from tests.cases import noisy
 from tests.leaks import LEAKS, looking, open_core
-from tests.train.runs import PLAIN
+from tests.training.runs import PLAIN
 
 pytestmark = pytest.mark.filterwarnings("ignore:controller. pooling")
 
@@ -112,7 +112,7 @@ def numbers_of(found: Any) -> Any:
 
 @pytest.fixture(autouse=True)
 def no_lm_eval(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tasks are refused before lm-eval is asked, which may not be here; tests/evaluate/test_harness.py runs it."""
+    """Tasks are refused before lm-eval is asked, which may not be here; tests/evaluation/test_harness.py runs it."""
     monkeypatch.setattr(measuring, "need_lm_eval", lambda: None)
     monkeypatch.setattr(measuring, "check_names", lambda names, folder: None)
 

@@ -16,8 +16,8 @@ import loopwright as lw
 from loopwright import confined
 from loopwright.cli import main
 from loopwright.confined import ConfinedWords, LimitError, Words, check_tokenizer, token_ids
-from tests.generate.tiny import byte_tokenizer, save_model, word_tokenizer
-from tests.serve.live import live
+from tests.generation.tiny import byte_tokenizer, save_model, word_tokenizer
+from tests.serving.live import live
 
 ASKED = [{"role": "user", "content": "the cat"}]
 LOOP = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"

@@ -10,7 +10,7 @@ import pytest
 
 from loopwright.cli import main
 from tests.cases import noisy
-from tests.generate.tiny import DENSE, letter_tokenizer, save_model
+from tests.generation.tiny import DENSE, letter_tokenizer, save_model
 from tests.test_readme import blocks
 
 DOCS = Path(__file__).parent.parent / "docs"

@@ -13,9 +13,9 @@ import torch
 
 import loopwright as lw
 from loopwright.cli import main
-from loopwright.settings import read_yaml
-from loopwright.train.recipe import make_recipe
-from tests.generate.tiny import WORDS, byte_tokenizer
+from loopwright.schema import read_yaml
+from loopwright.training.recipe import make_recipe
+from tests.generation.tiny import WORDS, byte_tokenizer
 
 DOCS = Path(__file__).parents[1] / "docs"
 SMALL = {"updates: 400": "updates: 2", "updates: 200": "updates: 2", "rows: 32": "rows: 4", "max_steps=20": "max_steps=2",

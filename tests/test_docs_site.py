@@ -7,7 +7,7 @@ import runpy
 from pathlib import Path
 
 import loopwright as lw
-from loopwright.settings import read_yaml
+from loopwright.schema import read_yaml
 
 ROOT = Path(__file__).parent.parent
 API = runpy.run_path(str(ROOT / "docs" / "api.py"))

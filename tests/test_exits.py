@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from loopwright.exits import ending, one_line
+from loopwright.errors import ending, one_line
 
 
 class UsageError(Exception):
@@ -99,7 +99,7 @@ def test_a_hostile_message_stays_one_short_line(capsys: pytest.CaptureFixture[st
 
 
 def test_a_reader_that_goes_away_is_no_error() -> None:
-    code = "from loopwright.exits import ending; ending(lambda: print('x' * 10**6), ZeroDivisionError)"
+    code = "from loopwright.errors import ending; ending(lambda: print('x' * 10**6), ZeroDivisionError)"
     done = subprocess.run(
         ["bash", "-c", 'set -o pipefail; "$0" -c "$1" | true', sys.executable, code], capture_output=True, text=True, check=False
     )

@@ -16,9 +16,9 @@ import torch
 
 import loopwright as lw
 from loopwright.storage.manifest import entries_of, write_entries
-from loopwright.train.loop import train
+from loopwright.training.loop import train
 from tests.cases import noisy
-from tests.train.runs import small
+from tests.training.runs import small
 
 
 class Hub(ThreadingHTTPServer):

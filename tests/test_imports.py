@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from loopwright.imports import file_digests, import_file, import_files, missing_files, noted_files
+from loopwright.registry import file_digests, import_file, import_files, missing_files, noted_files
 from tests.own_kinds import own_kinds
 
 COUNTS = "import builtins\nbuiltins.times_imported = getattr(builtins, 'times_imported', 0) + 1\n"
@@ -88,7 +88,7 @@ def test_mistakes_are_one_line(tmp_path: Path) -> None:
 
 def test_a_file_that_failed_half_way_is_executed_again(tmp_path: Path) -> None:
     (tmp_path / "half.py").write_text(
-        "from loopwright.imports import note_file\nfrom pathlib import Path\nnote_file(Path(__file__))\n1 / 0\n"
+        "from loopwright.registry import note_file\nfrom pathlib import Path\nnote_file(Path(__file__))\n1 / 0\n"
     )
     for _ in range(2):
         with pytest.raises(ValueError, match="line 4: ZeroDivisionError"):

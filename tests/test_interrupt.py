@@ -11,17 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from loopwright.interrupt import second_ends_at_once
+from loopwright.process import second_ends_at_once
 
 ROOT = Path(__file__).parent.parent
 # minutes in one call that releases the interpreter's lock and looks at no signal
 LONG = "hashlib.pbkdf2_hmac('sha256', b'a', b'b', 10**9)"
-VERB = (
-    f"import hashlib\nfrom loopwright.interrupt import *\nwith second_ends_at_once():\n    print('ready', flush=True)\n    {LONG}"
-)
+VERB = f"import hashlib\nfrom loopwright.process import *\nwith second_ends_at_once():\n    print('ready', flush=True)\n    {LONG}"
 TRAIN = f"""
 import hashlib
-from loopwright.train.reporting.progress import StopRequest
+from loopwright.training.report import StopRequest
 with StopRequest():
     print("ready", flush=True)
     {LONG}

@@ -10,12 +10,12 @@ import torch
 
 import loopwright as lw
 from loopwright import cli
-from loopwright.check import likelihood
-from loopwright.check.conformance import check
-from loopwright.commands.evaluation import evaluate as module
-from loopwright.evaluate.sweep import SweepReport
+from loopwright.checking.conformance import check
+from loopwright.commands import evaluate as module
+from loopwright.evaluation import likelihood
+from loopwright.evaluation.by_depth import SweepReport
 from loopwright.measuring import APART, BELONGING, Asked, Measuring, usual_depths
-from loopwright.train.depth import Fixed
+from loopwright.training.depth import Fixed
 from tests.cases import noisy
 
 GIVEN: dict[str, Any] = {  # a value of each option that it does not have where nobody gives it

@@ -7,8 +7,8 @@ import torch
 from rich.table import Table
 
 import loopwright as lw
-from loopwright.engine.request import Result
-from loopwright.notebook import Shown, html_of
+from loopwright.generation.request import Result
+from loopwright.plot import Shown, html_of
 
 IDS = torch.tensor([[1, 2, 3, 4], [2, 3, 4, 5]])
 SHORT = 250  # characters of a repr

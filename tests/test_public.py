@@ -41,11 +41,11 @@ def test_an_unknown_name_is_refused_as_everywhere() -> None:
 def test_importing_loopwright_loads_nothing_heavy_until_a_name_is_asked_for_and_no_optional_package() -> None:
     assert fresh(f"import sys, loopwright; dir(loopwright); loopwright.__version__; {HEAVY}") == "[]"
     # folders of the same name are imported first: the public names win
-    before = "import loopwright as lw, loopwright.train.loop, loopwright.check.conformance, loopwright.metrics.score"
+    before = "import loopwright as lw, loopwright.training.loop, loopwright.checking.conformance, loopwright.metrics.score"
     shown = "print(load.__module__, metrics.__name__, train.__module__, lw.check.__module__, lw.train is train)"
     extras = f"import loopwright.cli, loopwright.commands; print([name for name in {list(HOMES)} if name in sys.modules])"
     names, heavy, optional = fresh(f"import sys; {before}; from loopwright import *; {shown}; {HEAVY}; {extras}").splitlines()
-    assert names == "loopwright.source loopwright.metrics loopwright.verbs loopwright.check.conformance True"
+    assert names == "loopwright.checkpoints.source loopwright.metrics loopwright.api loopwright.checking.conformance True"
     assert "torch" in heavy and "transformers" in heavy and optional == "[]"
 
 

@@ -12,7 +12,7 @@ import loopwright as lw
 from loopwright.cli import main, make_app
 from tests.cases import noisy
 from tests.data.words import save_words
-from tests.generate.tiny import WORDS, save_model
+from tests.generation.tiny import WORDS, save_model
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]

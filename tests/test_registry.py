@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import loopwright as lw
-from loopwright.generate.stream import checked_seed
+from loopwright.generation.stream import checked_seed
 from loopwright.parts import (
     Adapter,
     DepthRule,
@@ -32,8 +32,8 @@ from loopwright.parts import (
     take_width,
 )
 from loopwright.registry import PLACES, register
-from loopwright.settings import Kinds
-from loopwright.train.optim.trainable import choose
+from loopwright.schema import Kinds
+from loopwright.training.trainable import choose
 from tests.own_kinds import own_kinds, table_of
 
 SMALL: dict[str, Any] = {

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from loopwright.parts import AdamW, DepthRule, Metric, Objective, cross_entropies, find_targets, target_features
 from loopwright.registry import register
-from loopwright.settings import build_kind
-from loopwright.train.loop import train
-from loopwright.train.recipe import make_recipe
+from loopwright.schema import build_kind
+from loopwright.training.loop import train
+from loopwright.training.recipe import make_recipe
 from tests.own_kinds import own_kinds, table_of
 from tests.test_registry import SMALL
 

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from loopwright import run as run_module
-from loopwright.run import RunFolder, origin, saved, update_of
+from loopwright.storage import run as run_module
+from loopwright.storage.run import RunFolder, origin, saved, update_of
 from loopwright.version import VERSION
 
 ROOT = Path(__file__).parent.parent

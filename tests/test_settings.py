@@ -7,17 +7,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loopwright.settings import (
-    Given,
-    check_form,
-    differences,
-    merge,
-    parse_overrides,
-    read_yaml,
-    refuse_unknown,
-    suggest,
-    write_yaml,
-)
+from loopwright.schema import Given, check_form, differences, merge, parse_overrides, read_yaml, refuse_unknown, suggest, write_yaml
 
 NAMES = st.text("abcxyz", min_size=1, max_size=4)
 PLAIN = st.one_of(st.integers(-9, 9), st.booleans(), st.floats(-9, 9), NAMES)

@@ -11,11 +11,11 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 import loopwright as lw
-from loopwright.source import Source
+from loopwright.checkpoints.source import Source
 from loopwright.storage.manifest import Damaged
-from loopwright.train.checkpoint import save_checkpoint
+from loopwright.training.checkpoint import save_checkpoint
 from tests.cases import golden_folders, noisy
-from tests.convert.parity import folder_copy
+from tests.checkpoints.parity import folder_copy
 
 GOLDEN = golden_folders("ouro-gqa")[0]
 

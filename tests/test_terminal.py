@@ -18,19 +18,18 @@ from rich.table import Table
 from rich.text import Text
 
 from loopwright.analysis.report.page import Grid, Outcome, Picture, Section, Slider, render_report
+from loopwright.checkpoints.save import is_edited, model_card
 from loopwright.commands.console import console, show, table, warn
-from loopwright.convert.card import is_edited, model_card
-from loopwright.exits import ending, one_line, visible_warnings
-from loopwright.explore.numbers import TokenTexts
+from loopwright.errors import ending, one_line, visible_warnings
 from loopwright.model.presets import preset
-from loopwright.notebook import html_of
-from loopwright.plot.training import Curve, loss_curves
-from loopwright.run import RunFolder
-from loopwright.terminal import Screen, say, stream_out
-from loopwright.train.reporting.progress import Terminal
-from loopwright.train.state import Progress
+from loopwright.plot import html_of
+from loopwright.plot.figures import Curve, loss_curves
+from loopwright.process import Screen, say, stream_out
+from loopwright.serving.explore.passes import TokenTexts
+from loopwright.storage.run import RunFolder
+from loopwright.training.report import Progress, Terminal
 from loopwright.untrusted import STEERING, visible
-from tests.train.runs import small
+from tests.training.runs import small
 
 # a title set, a screen cleared, text hidden; bells, overwritten lines, C1's own CSI, text turned around; and a rich tag that closes
 HOSTILE = "a\x1b]0;owned\x07\x1b[2J\x00\rb\x7fc\x9b31m\u202edcba\u2066[/red]"

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import loopwright as lw
-from loopwright import threads
-from loopwright.threads import fitting_threads
+from loopwright import process as threads
+from loopwright.process import fitting_threads
 
 
 def test_small_models_run_on_one_thread_unless_somebody_has_chosen(

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loopwright.values import (
+from loopwright.schema import (
     MOST_NUMBER,
     check_choice,
     check_count,

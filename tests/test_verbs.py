@@ -13,10 +13,10 @@ from torch import Tensor
 
 import loopwright as lw
 from loopwright.cli import main
-from loopwright.evaluate.sweep import sweep
-from loopwright.generate.readings import readings
-from loopwright.train.rollout import Rollout
-from tests.train.runs import PLAIN
+from loopwright.evaluation.by_depth import sweep
+from loopwright.generation.readings import readings
+from loopwright.training.rollout import Rollout
+from tests.training.runs import PLAIN
 
 VOCAB = 11
 RECIPE = {

@@ -28,7 +28,7 @@ from experiments.corpus import (
 from experiments.corpus import passages as corpus_passages
 from experiments.side_by_side import arguments, asked_for, folded, made_by, run_all
 from experiments.trained import train_once
-from loopwright.train.reporting.spikes import spikes
+from loopwright.training.report import spikes
 
 TEXTS = ("test", "ood")
 SETTINGS = (
@@ -47,8 +47,8 @@ def carry_out(
     import torch
 
     from experiments.asura.parts import register_parts
-    from loopwright.evaluate.heldout import held_out
-    from loopwright.model.cost.cost import pass_flops
+    from loopwright.evaluation.text import held_out
+    from loopwright.model.cost import pass_flops
     from loopwright.recipes import recipe
 
     register_parts()

@@ -28,7 +28,7 @@ from experiments.pages import (
     words,
 )
 from experiments.seeds import RULE, Pooled, best_depth, held, loss_interval, mean_loss, pooled, reports
-from loopwright.train.reporting.spikes import BEFORE, DEVIATIONS
+from loopwright.training.report import BEFORE, DEVIATIONS
 
 Labels = Mapping[str, Sequence[Result]]
 # what the description of ASURA says about each row's difference from it

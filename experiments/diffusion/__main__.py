@@ -17,9 +17,9 @@ import torch
 
 import loopwright as lw
 from experiments.diffusion.sampler import Forcing, force
-from loopwright.commands.training.train import train
+from loopwright.commands.train import train
 from loopwright.data.tokenizer import Tokenizer
-from loopwright.evaluate.passages import read_passages
+from loopwright.evaluation.text import read_passages
 
 RESULTS = Path(__file__).parents[1] / "results" / "diffusion"
 DEPTH, PROMPT, NEW, PROMPTS, TIMED, ROUNDS = 16, 24, 32, 12, 3, 3

@@ -17,8 +17,8 @@ from itertools import takewhile
 
 import torch
 
-from loopwright.model.cache.cache import LoopCache
-from loopwright.model.looped import LoopedForCausalLM
+from loopwright.model.causal_lm import LoopedForCausalLM
+from loopwright.model.keys.cache import LoopCache
 
 
 @dataclass(frozen=True)

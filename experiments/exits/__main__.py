@@ -18,14 +18,14 @@ from benchmarks.early_exit import early_exit, speculation
 from benchmarks.pairs import as_line, made_on
 from experiments.exits.plan import MODELS, PASSAGES, TEXT, overrides
 from experiments.exits.tables import table
-from loopwright.commands.training.train import train
+from loopwright.checkpoints.source import Source
+from loopwright.commands.train import train
 from loopwright.data.batch import IGNORED
 from loopwright.data.build import build_data
 from loopwright.data.tokenizer import Tokenizer
-from loopwright.evaluate.early_exit import ExitReport
-from loopwright.evaluate.passages import read_passages
-from loopwright.source import Source
-from loopwright.threads import fitting_threads
+from loopwright.evaluation.exits import ExitReport
+from loopwright.evaluation.text import read_passages
+from loopwright.process import fitting_threads
 
 RESULTS = Path(__file__).parents[1] / "results" / "exits"
 PROMPT, NEW, PROMPTS, MANY = 16, 48, 2, 16

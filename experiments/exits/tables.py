@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.exits.plan import MODELS
-from loopwright.evaluate.early_exit import ExitReport
+from loopwright.evaluation.exits import ExitReport
 
 FAMILIES = ("fixed", "gate", "change", "divergence", "entropy", "stable", "lookahead:entropy", "lookahead:gate")
 

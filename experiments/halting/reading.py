@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from experiments.halting.tokens import BLOCKS, Known, Tokens
-from loopwright.evaluate.early_exit import StepTable, by_row, exit_depths, read_steps
-from loopwright.generate.exit_rules import build_exit
-from loopwright.model.looped import LoopedForCausalLM
+from loopwright.evaluation.exits import StepTable, by_row, exit_depths, read_steps
+from loopwright.generation.exit_rules import build_exit
+from loopwright.model.causal_lm import LoopedForCausalLM
 
 SIMPLE = ("change", "divergence", "entropy", "stable")
 LIMITS = {

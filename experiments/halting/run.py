@@ -31,7 +31,7 @@ def carry_out(run: Run, *, data: str, shards: str, extra: tuple[str, ...] = ()) 
     from experiments.halting.reading import measure
     from experiments.halting.tokens import TOKENS
     from loopwright.recipes import recipe
-    from loopwright.train.state import Objects
+    from loopwright.training.report import Objects
 
     task, learned, stages = TASKS[run.task], "gate" if run.arm in GATED else "act", {}
     began = time.perf_counter()

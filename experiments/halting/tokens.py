@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from loopwright.data.batch import IGNORED, Batch
-from loopwright.data.tasks.columns import BASE
-from loopwright.data.tasks.table import Table
+from loopwright.data.tasks.addition import BASE
+from loopwright.data.tasks.task import Table
 from loopwright.data.tokens import Windows
 
 BLOCKS = 50  # rows are counted into so many blocks, which are drawn for an interval over rows

@@ -11,8 +11,8 @@ from experiments.hops.plan import ARMS, HARDNESS, SWAPS_OWN
 from experiments.hops.reading import TRAINED, at_depth, at_own_depth, at_own_rates, by_arm, exact_of
 from experiments.pages import Result
 from loopwright.plot.drawing import Axes, Curve, Drawing, depth_axis, figure, legend, line_style, log_axis, panels
+from loopwright.plot.figures import length_by_depth_heatmap
 from loopwright.plot.style import INK
-from loopwright.plot.training import length_by_depth_heatmap
 
 CHANCE = 25
 SHOWN_HOPS = (1, 2, 4, 8, 12, 16, 24, 32)

@@ -14,12 +14,12 @@ from torch import Tensor
 
 from experiments.hops.plan import HARDNESS
 from loopwright.data.batch import FirstRows, Source, Splits
-from loopwright.data.tasks.table import Table
-from loopwright.evaluate.early_exit import exit_depths, read_steps
-from loopwright.generate.exit_rules import ExitRule, build_exit, exit_family, parse_exit
+from loopwright.data.tasks.task import Table
+from loopwright.evaluation.exits import exit_depths, read_steps
+from loopwright.generation.exit_rules import ExitRule, build_exit, exit_family, parse_exit
 
 if TYPE_CHECKING:
-    from loopwright.model.looped import LoopedForCausalLM
+    from loopwright.model.causal_lm import LoopedForCausalLM
 
 ROWS = 500  # of each number of hops, and of chains
 LENGTHS = (*range(1, 17), 24, 32, 48, 64)  # of chains: a row of the longest holds the answers of all shorter ones

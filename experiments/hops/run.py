@@ -20,7 +20,7 @@ from experiments.trained import train_once
 
 if TYPE_CHECKING:
     from loopwright.data.batch import Splits
-    from loopwright.train.recipe import Recipe
+    from loopwright.training.recipe import Recipe
 
 RECIPES = {"hops": str(Path(__file__).with_name("recipe.yaml")), "chain": str(Path(__file__).with_name("chain.yaml"))}
 
@@ -30,8 +30,8 @@ def carry_out(run: Run, *, extra: tuple[str, ...] = (), tables: str | None = Non
     import torch
 
     from experiments.hops.measure import DEPTHS, measure
-    from loopwright.model.cost.cost import pass_flops
-    from loopwright.train.state import Objects
+    from loopwright.model.cost import pass_flops
+    from loopwright.training.report import Objects
 
     chosen = recipe_of(run, extra)
     trained = train_once(chosen, given=Objects(data=None if tables is None else shared(chosen.data, Path(tables))))

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from loopwright.analysis.figures.stages import LABELS, draw_steps
+from loopwright.analysis.figures import LABELS, draw_steps
 from loopwright.analysis.summary import one_step
 from loopwright.plot.drawing import Axes, Curve, Drawing, Numbers, finite, line_style, panels, plain_log, spread
 from loopwright.plot.style import COLOURS

@@ -13,10 +13,10 @@ from typing import Any
 from experiments.inside.train_plan import CONTROL, CONTROL_LAYERS, STEPS, Row, written
 from experiments.pages import by_seed, signed, table
 from experiments.seeds import averaged, over_seeds, shared, verdict
-from loopwright.evaluate.heldout import HeldOut
-from loopwright.evaluate.paired import compare
+from loopwright.evaluation.paired import compare
+from loopwright.evaluation.text import HeldOut
 from loopwright.model.config import LoopedConfig
-from loopwright.model.cost.cost import pass_flops
+from loopwright.model.cost import pass_flops
 
 Run = Mapping[str, Any]
 LOOP, PRE = Row("huginn", 4, injected=True), Row("sandwich", 4, injected=True)

@@ -15,7 +15,7 @@ from experiments.side_by_side import add_line, as_line, made_by, names_of
 
 def read_questions(tokenizer: Any, data: str, examples: int) -> list[list[int]]:
     """Returns questions as tokens, short ones first: neighbours need little padding, and no number depends on the order."""
-    from loopwright.analysis.prompts import read_prompts
+    from loopwright.analysis.study import read_prompts
 
     questions = tokenizer.encode([str(prompt) for prompt in read_prompts("gsm8k", data=data, examples=examples)])
     return sorted(questions, key=len)

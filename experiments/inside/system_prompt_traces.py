@@ -13,9 +13,9 @@ from loopwright.analysis.summary import as_list
 from loopwright.analysis.trace.record import pad
 from loopwright.analysis.trace.trace import check_lengths, trace_depth
 from loopwright.metrics.limits import FIXED_POINT, LIMITS, SHORTEST, LimitCounts, Limits, classify_limit, limit_counts
-from loopwright.metrics.residual import token_cosines
-from loopwright.model.looped import LoopedForCausalLM
-from loopwright.model.tap import Tap
+from loopwright.metrics.states import token_cosines
+from loopwright.model.causal_lm import LoopedForCausalLM
+from loopwright.model.taps import Tap
 
 
 def limits_behind(

@@ -1,7 +1,7 @@
 """Which claims of "A Mechanistic Analysis of Looped Language Models" hold in the training study: each with its rule and numbers.
 
 A stage curve is ColSum concentration over prelude, the core at one step, and coda; distances and correlations of curves are those
-of `loopwright.metrics.stages`, thresholds those of `loopwright.analysis.report.findings`.
+of `loopwright.metrics.attention`, thresholds those of `loopwright.analysis.report.findings`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from experiments.inside.train_plan import CONTROL, STEPS, written
 from experiments.pages import number
 from loopwright.analysis.report.findings import ALIKE, DRIFT, MOST
 from loopwright.analysis.summary import grid, one_step
-from loopwright.metrics.stages import curve_correlation, curve_distance
+from loopwright.metrics.attention import curve_correlation, curve_distance
 
 LOST = 0.05  # nats: how much a loss may rise beyond the trained depth and still be called the same
 

@@ -42,11 +42,10 @@ def carry_out(
     import torch
 
     from loopwright.data.tokenizer import Tokenizer
-    from loopwright.evaluate.heldout import held_out
-    from loopwright.evaluate.passages import read_passages
-    from loopwright.settings import build_kind, parse_overrides
-    from loopwright.train.models import MODELS
-    from loopwright.train.recipe import make_recipe
+    from loopwright.evaluation.text import held_out, read_passages
+    from loopwright.schema import build_kind, parse_overrides
+    from loopwright.training.model import MODELS
+    from loopwright.training.recipe import make_recipe
 
     chosen = make_recipe(row.recipe(corpus, tokenizer, context), changes=parse_overrides(extra))
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -122,8 +121,8 @@ def thinned(deep: dict[str, Any], *, drawn: bool) -> dict[str, Any]:
 
 def main() -> None:
     """Reads the command line, tokenises once, and runs what is asked for."""
-    from loopwright.settings import parse_overrides
-    from loopwright.train.recipe import make_recipe
+    from loopwright.schema import parse_overrides
+    from loopwright.training.recipe import make_recipe
 
     parser = arguments(__doc__)
     parser.add_argument("--corpus", required=True)

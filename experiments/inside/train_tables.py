@@ -26,12 +26,12 @@ from experiments.inside.train_plan import AROUND, CONTROL, LIKE, STEPS, rows, wr
 from experiments.inside.train_run import BEYOND, RESTS
 from experiments.pages import last_of_each, missing_part, save_all, signed, table
 from experiments.pages import percent as share
-from loopwright.analysis.figures.stages import STAGES, by_layer, by_step, fading
+from loopwright.analysis.figures import STAGES, by_layer, by_step, fading
 from loopwright.analysis.report.findings import percent, safe
-from loopwright.evaluate.heldout import HeldOut
-from loopwright.evaluate.paired import compare
+from loopwright.evaluation.paired import compare
+from loopwright.evaluation.text import HeldOut
 from loopwright.plot.drawing import Curve, Drawing
-from loopwright.plot.training import loss_by_depth
+from loopwright.plot.figures import loss_by_depth
 
 Run = Mapping[str, Any]
 

@@ -1,6 +1,6 @@
 """What exit rules give on held-out text at equal mean depth: losses of documents where tokens take so many steps on average.
 
-All from one pass: `loopwright.evaluate.early_exit` reads every step out. Between two limits of a rule a token draws one of the two,
+All from one pass: `loopwright.evaluation.exits` reads every step out. Between two limits of a rule a token draws one of the two,
 as in `experiments.halting`, so that every rule can be read at the same mean depths as a fixed depth.
 """
 
@@ -15,11 +15,10 @@ from torch import Tensor
 from experiments.halting.reading import LIMITS, SIMPLE, between, limits
 from experiments.pages import Result
 from experiments.thin import rounded
-from loopwright.evaluate.early_exit import StepTable, by_row, exit_depths, read_steps
-from loopwright.evaluate.exit_rows import of_text
-from loopwright.evaluate.passages import Passages
-from loopwright.generate.exit_rules import build_exit
-from loopwright.model.looped import LoopedForCausalLM
+from loopwright.evaluation.exits import StepTable, by_row, exit_depths, of_text, read_steps
+from loopwright.evaluation.text import Passages
+from loopwright.generation.exit_rules import build_exit
+from loopwright.model.causal_lm import LoopedForCausalLM
 
 MOST = 8  # steps of a token: twice the trained depth of the wide core, and more than the mean one of the Huginn-like model
 MEANS = (2, 3, 4, 6)  # mean depths at which rules stand beside a fixed depth

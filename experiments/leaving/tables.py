@@ -9,7 +9,7 @@ from experiments.halting.reading import SIMPLE
 from experiments.leaving.reading import FIXED, MEANS, leaving
 from experiments.pages import Result, by_seed, number, signed, spread, table
 from experiments.seeds import Pooled, averaged, mean_loss, of_documents, pooled, reports
-from loopwright.evaluate.heldout import HeldOut
+from loopwright.evaluation.text import HeldOut
 from loopwright.metrics.intervals import by_unit
 
 THIRDS = ("easy", "middle", "hard")

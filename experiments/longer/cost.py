@@ -16,11 +16,11 @@ import loopwright as lw
 from benchmarks.pairs import compare, replayed, report
 from loopwright.data.build import build_data
 from loopwright.recipes import recipe
-from loopwright.settings import build_kind
-from loopwright.train.depth import RULES
-from loopwright.train.objectives.jacobian import JacobianPenalty
-from loopwright.train.objectives.losses import OBJECTIVES
-from loopwright.train.rollout import Plan, rollout
+from loopwright.schema import build_kind
+from loopwright.training.depth import RULES
+from loopwright.training.objectives.jacobian import JacobianPenalty
+from loopwright.training.objectives.losses import OBJECTIVES
+from loopwright.training.rollout import Plan, rollout
 
 PAIRS = 11
 

@@ -24,14 +24,13 @@ from experiments.pages import save_all
 from experiments.side_by_side import add_line, as_line, made_by, names_of
 from experiments.trained import train_once
 from loopwright.data.batch import FirstRows, Source
-from loopwright.data.tasks.columns import COLUMNS_ALPHABET, Columns
-from loopwright.data.tasks.draw import Matrix, below, stream
-from loopwright.data.tasks.table import Table
-from loopwright.evaluate.sweep import sweep
+from loopwright.data.tasks.addition import COLUMNS_ALPHABET, Columns
+from loopwright.data.tasks.task import Matrix, Table, below, stream
+from loopwright.evaluation.by_depth import sweep
 from loopwright.plot.drawing import Drawing
-from loopwright.plot.training import length_by_depth_heatmap
+from loopwright.plot.figures import length_by_depth_heatmap
 from loopwright.recipes import recipe
-from loopwright.train.monitor import measure
+from loopwright.training.monitor import measure
 
 ARMS = {"penalty": (), "plain": ("penalties=[]",)}
 LENGTHS = (4, 8, 16, 24, 32, 48, 64)

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from loopwright.evaluate.passages import Passages
-from loopwright.model.looped import LoopedForCausalLM
-from loopwright.model.parts.adapter.diagonal import Controller
+from loopwright.evaluation.text import Passages
+from loopwright.model.causal_lm import LoopedForCausalLM
+from loopwright.model.parts.adapters.diagonal import Controller
 
 
 @dataclass(frozen=True)

@@ -24,18 +24,7 @@ from experiments.ouroboros.plan import (
 from experiments.ouroboros.run import DEPTHS, TEXTS
 from experiments.pages import Result, percent
 from experiments.seeds import Pooled, Share, best_depth, mean_loss, reports
-from loopwright.plot.drawing import (
-    MARKERS,
-    Axes,
-    Curve,
-    Drawing,
-    depth_axis,
-    figure,
-    line_style,
-    lines,
-    mosaic,
-    panels,
-)
+from loopwright.plot.drawing import MARKERS, Axes, Curve, Drawing, depth_axis, figure, line_style, lines, mosaic, panels
 from loopwright.plot.style import COLOURS, INK
 
 LEAST_SHOWN, MOST_SHOWN = -0.5, 1.3  # a share beyond is told at the edge: one such row must not flatten the others

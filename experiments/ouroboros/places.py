@@ -17,8 +17,8 @@ import loopwright as lw
 from experiments.ouroboros.plan import CORES, LAYERS
 from experiments.side_by_side import made_by
 from loopwright.data.tokenizer import Tokenizer
-from loopwright.evaluate.passages import read_passages
-from loopwright.retrofit.search import dense_of, loss_of
+from loopwright.evaluation.text import read_passages
+from loopwright.retrofitting.search import dense_of, loss_of
 
 ROWS, LENGTH = 16, 256
 

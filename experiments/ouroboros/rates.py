@@ -114,9 +114,9 @@ def carry_out(row: Row, *, source: str, corpus: str, shards: str, passages: int,
     """Trains one row and measures it: the grid on `valid` alone; of a run that diverged it says why."""
     import torch
 
-    from loopwright.check.likelihood import need_likelihood
-    from loopwright.evaluate.heldout import held_out
-    from loopwright.model.cost.cost import pass_flops
+    from loopwright.evaluation.likelihood import need_likelihood
+    from loopwright.evaluation.text import held_out
+    from loopwright.model.cost import pass_flops
 
     rate = float(row.overrides[-1].removeprefix("optim.lr="))
     began = time.perf_counter()

@@ -40,8 +40,7 @@ def carry_out(
     import torch
 
     from loopwright.data.tokenizer import Tokenizer
-    from loopwright.evaluate.heldout import held_out
-    from loopwright.evaluate.passages import read_passages
+    from loopwright.evaluation.text import held_out, read_passages
 
     began = time.perf_counter()
     model, run = made(row, source, corpus, shards, extra)
@@ -75,7 +74,7 @@ def about(row: Row, model: Any, run: Trained | None, seconds: float, extra: tupl
 def made(row: Row, source: str, corpus: str, shards: str, extra: tuple[str, ...]) -> tuple[Any, Trained | None]:
     """Returns the row's model, and how it was trained where it was."""
     import loopwright as lw
-    from loopwright.settings import parse_overrides
+    from loopwright.schema import parse_overrides
 
     if row.system is None:
         return lw.load(source), None
@@ -88,8 +87,8 @@ def made(row: Row, source: str, corpus: str, shards: str, extra: tuple[str, ...]
 def recipe_of(row: Row, source: str, corpus: str, extra: tuple[str, ...] = ()) -> Any:
     """Returns the recipe a row is trained by: heal-smollm2's, with a model that has nothing of that recipe's own."""
     from loopwright.recipes import recipe
-    from loopwright.settings import parse_overrides
-    from loopwright.train.recipe import make_recipe
+    from loopwright.schema import parse_overrides
+    from loopwright.training.recipe import make_recipe
 
     assert row.objective is not None
     data = recipe("heal-smollm2").data_of()
@@ -104,8 +103,8 @@ def recipe_of(row: Row, source: str, corpus: str, extra: tuple[str, ...] = ()) -
 def diagonals(model: Any, kinds: list[str], tokenizer: Any, context: int) -> dict[str, Any] | None:
     """Returns what the model's controller says on each kind of text (NAME:FIELD=FILE); None where there is none to ask."""
     from experiments.ouroboros.diagonals import parted, spoken
-    from loopwright.evaluate.passages import read_passages
-    from loopwright.model.parts.adapter.diagonal import Controller
+    from loopwright.evaluation.text import read_passages
+    from loopwright.model.parts.adapters.diagonal import Controller
 
     if not kinds or not any(isinstance(adapter, Controller) for adapter in model.adapters):
         return None

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from loopwright.data.records import Files, Record, text_field
 from loopwright.data.tokenizer import Tokenizer
-from loopwright.evaluate.passages import read_passages
+from loopwright.evaluation.text import read_passages
 from loopwright.storage.files import write_whole
 
 

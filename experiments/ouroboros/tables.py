@@ -46,7 +46,7 @@ from experiments.pages import (
     table,
 )
 from experiments.seeds import RULE, Pooled, Share, best_depth, held, mean_loss, pooled, reports, share_of_gap, won
-from loopwright.evaluate.heldout import HeldOut, Honest
+from loopwright.evaluation.text import HeldOut, Honest
 
 # the question against low-rank tables per step, against the very same controller that reads nothing, then what bears on it
 ASKED = ((CONTROLLER, STATIC), (CONTROLLER, BLIND), (NORMED, STATIC), (NORMED, BLIND))

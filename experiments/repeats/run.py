@@ -40,9 +40,9 @@ from experiments.side_by_side import compared as compared_at
 from experiments.trained import train_once
 
 if TYPE_CHECKING:
-    from loopwright.check.verdict import Verdict
-    from loopwright.evaluate.passages import Passages
-    from loopwright.model.looped import LoopedForCausalLM
+    from loopwright.checking.probes import Verdict
+    from loopwright.evaluation.text import Passages
+    from loopwright.model.causal_lm import LoopedForCausalLM
 
 AT_ONCE = 16  # passages of a pass that reads every step out: trainings side by side want the memory
 LAID = (f"data.length={LENGTH}", f"batch={BATCH}", "data.apart=false", "compile=false")  # compiling takes longer than a run
@@ -54,9 +54,9 @@ def carry_out(
     """Trains one row, measures it on the held-out texts, and returns all numbers."""
     import torch
 
-    from loopwright.check.likelihood import need_likelihood
-    from loopwright.evaluate.heldout import held_out
-    from loopwright.model.cost.cost import pass_flops
+    from loopwright.evaluation.likelihood import need_likelihood
+    from loopwright.evaluation.text import held_out
+    from loopwright.model.cost import pass_flops
     from loopwright.recipes import recipe
 
     chosen = recipe("asura-every-step", [*SETTINGS, *texts(corpus, tokenizer), *LAID, *row.changes, *extra])
@@ -89,7 +89,7 @@ def test_time(model: LoopedForCausalLM, held: Mapping[str, Passages], depths: Se
     """Returns the losses of documents at depths other than the trained one, and by exit rules where as many steps as they may take
     are among these depths."""
     from experiments.leaving.reading import MOST, exits
-    from loopwright.evaluate.heldout import held_out
+    from loopwright.evaluation.text import held_out
 
     found = {name: folded(held_out(model, held[name], depths=depths, causality=causality)) for name in TEXTS}
     texts = {name: compared_at(each, DOCUMENTS) for name, each in found.items()}

@@ -18,8 +18,8 @@ from experiments.rl.figures import draw
 from experiments.rl.tables import table
 from experiments.side_by_side import as_line
 from loopwright.recipes import recipe
-from loopwright.run import RunFolder
-from loopwright.train.reporting.log import read_log
+from loopwright.storage.run import RunFolder
+from loopwright.training.report import read_log
 
 HERE = Path(__file__).parent
 RESULTS = HERE.parent / "results" / "rl"

@@ -13,16 +13,15 @@ import torch
 from experiments.sft.plan import BEYOND, DEPTHS, TRAINED, Places
 from experiments.side_by_side import compared
 from experiments.thin import rounded
-from loopwright.check.likelihood import need_likelihood
 from loopwright.data.build import build_data
 from loopwright.data.chat import Chats
 from loopwright.data.tokenizer import Tokenizer
-from loopwright.evaluate.heldout import held_out
-from loopwright.evaluate.passages import Passage, Passages, read_passages
-from loopwright.generate.readings import left_padded, readings
-from loopwright.model.looped import LoopedForCausalLM
-from loopwright.train.monitor import measure
-from loopwright.train.recipe import Recipe
+from loopwright.evaluation.likelihood import need_likelihood
+from loopwright.evaluation.text import Passage, Passages, held_out, read_passages
+from loopwright.generation.readings import left_padded, readings
+from loopwright.model.causal_lm import LoopedForCausalLM
+from loopwright.training.monitor import measure
+from loopwright.training.recipe import Recipe
 
 CONTEXT = 512
 RADIUS_TOKENS = 128

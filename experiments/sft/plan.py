@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from loopwright.train.recipe import Recipe
+    from loopwright.training.recipe import Recipe
 
 HERE = Path(__file__).parent
 LAYERS = (*range(4), *range(20, 26), *range(26, 30))  # of 30: the first four, the last ten; the gap is dropped
@@ -125,11 +125,11 @@ class Run:
 
 def text_flops(chosen: Recipe) -> int:
     """Returns the training FLOPs of a recipe whose rows are all of one length, at the depths it will draw."""
-    from loopwright.model.cost.cost import TRAINING_FACTOR, pass_flops
-    from loopwright.settings import build_kind
-    from loopwright.train.depth import RULES
-    from loopwright.train.models import MODELS
-    from loopwright.train.optim.trainable import drawn_plans
+    from loopwright.model.cost import TRAINING_FACTOR, pass_flops
+    from loopwright.schema import build_kind
+    from loopwright.training.depth import RULES
+    from loopwright.training.model import MODELS
+    from loopwright.training.trainable import drawn_plans
 
     config = build_kind(chosen.model, MODELS).build(0).config
     size = {"batch": chosen.batch // chosen.accumulate, "length": chosen.data["length"]}

@@ -18,8 +18,8 @@ from experiments.side_by_side import as_line, made_by, run_all
 
 if TYPE_CHECKING:
     from experiments.trained import Trained
-    from loopwright.model.looped import LoopedForCausalLM
-    from loopwright.train.recipe import Recipe
+    from loopwright.model.causal_lm import LoopedForCausalLM
+    from loopwright.training.recipe import Recipe
 
 TIMED = Run("random")  # the exits and drafts of this model are measured by `experiments.exits`
 GENERATED = (1, 2, 4, 8, 16)

@@ -15,7 +15,7 @@ from experiments.pages import Result, by_label, by_seed, last_of_each, missing_p
 from experiments.pages import percent as share
 from experiments.seeds import RULE, averaged, held, mean_loss, over_seeds, pooled, reports, shared
 from experiments.sft.plan import BEYOND, CHAT, DEPTHS, TEXT, TRAINED, WORDS, later_runs
-from loopwright.evaluate.paired import compare
+from loopwright.evaluation.paired import compare
 from loopwright.plot.drawing import Axes, Curve, Drawing, depth_axis, lines, mark_trained, panels
 
 Groups = Mapping[str, Sequence[Result]]

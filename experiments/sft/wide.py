@@ -28,7 +28,7 @@ from experiments.sft.plan import TRAINED, Places, Run, text_flops
 from experiments.side_by_side import arguments, compared, folded, made_by
 
 if TYPE_CHECKING:
-    from loopwright.train.recipe import Recipe
+    from loopwright.training.recipe import Recipe
 
 LOOPED, EQUAL, LONGER = "looped, trained at depth 4", "run once, equal tokens", "run once, equal FLOPs"
 ARMS = {LONGER: "unlooped-flops", LOOPED: "heal", EQUAL: "unlooped"}  # what takes longest begins first
@@ -87,8 +87,8 @@ def carry_out(row: Row, *, places: Places, count: int, choosing: int, changes: t
     from experiments.leaving.reading import exits
     from experiments.sft.run import numbers_of
     from experiments.trained import train_once
-    from loopwright.check.likelihood import need_likelihood
-    from loopwright.evaluate.heldout import held_out
+    from loopwright.evaluation.likelihood import need_likelihood
+    from loopwright.evaluation.text import held_out
 
     chosen = row.recipe(places, changes)
     about = {"name": row.name, "group": row.group, "label": row.label, "seed": row.seed, "rate": row.rate}

@@ -8,7 +8,7 @@ from typing import Any
 
 from experiments.stars.plan import KINDS, PLACES
 from loopwright.plot.drawing import END, START, Axes, Drawing, blend, panels
-from loopwright.plot.training import EARLY, LATE
+from loopwright.plot.figures import EARLY, LATE
 
 SHADES = 4  # of a path, from first to last
 COLUMNS = 4

@@ -18,7 +18,7 @@ from experiments.trained import train_once
 
 if TYPE_CHECKING:
     from loopwright.data.batch import Source
-    from loopwright.model.looped import LoopedForCausalLM
+    from loopwright.model.causal_lm import LoopedForCausalLM
 
 NEAR, FAR = list(range(1, 101)), [100, 128, 200, 300, 500, 700, 1000]
 FAR_ROWS = 1000  # rows that are followed to depth 1,000; all of them in the groups of FULL
@@ -36,9 +36,9 @@ def carry_out(run: Run, *, extra: tuple[str, ...] = (), kept: Path | None = None
     import torch
 
     from loopwright.data.batch import FirstRows
-    from loopwright.evaluate.sweep import sweep
+    from loopwright.evaluation.by_depth import sweep
     from loopwright.recipes import recipe
-    from loopwright.train.monitor import measure
+    from loopwright.training.monitor import measure
 
     chosen = recipe(run.recipe, [*run.changes, f"seed={run.seed}", *extra])
     trained = train_once(chosen, kept=kept)
@@ -71,8 +71,8 @@ def state_path(model: LoopedForCausalLM, source: Source) -> dict[str, Any]:
     they lie in their own first two principal directions."""
     import torch
 
-    from loopwright.metrics.trajectory import prompt_path
-    from loopwright.train.monitor import evaluating
+    from loopwright.metrics.states import prompt_path
+    from loopwright.training.monitor import evaluating
 
     batch = source.batch(torch.arange(1)).to(model.device)
     with evaluating(model), torch.no_grad():

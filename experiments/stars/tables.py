@@ -18,10 +18,10 @@ from experiments.stars.plan import GROUPS, PLACES, depth_rules
 from loopwright.metrics.intervals import wilson_interval
 from loopwright.metrics.score import holds_from_to
 from loopwright.plot.drawing import Drawing
-from loopwright.plot.training import Curve, accuracy_by_depth, length_by_depth_heatmap, radius_bars
-from loopwright.plot.training import Radius as Bar
-from loopwright.settings import build_kind
-from loopwright.train.depth import RULES
+from loopwright.plot.figures import Curve, accuracy_by_depth, length_by_depth_heatmap, radius_bars
+from loopwright.plot.figures import Radius as Bar
+from loopwright.schema import build_kind
+from loopwright.training.depth import RULES
 
 SHOWN = (1, 2, 4, 8, 16, 32, 64, 100, 1000)
 SOLVED = 0.99

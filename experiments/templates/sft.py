@@ -22,7 +22,7 @@ from experiments.sft.wide import DEPTHS, EQUAL, LONGER, LOOPED, RATES, TEXTS
 from experiments.sft.wide_tables import STEPS, by_depth, thirds
 from experiments.templates.rows import RESULTS
 from experiments.templates.words import Gaps
-from loopwright.evaluate.paired import Paired, compare
+from loopwright.evaluation.paired import Paired, compare
 from loopwright.metrics.intervals import Mean, by_unit, ratio_mean
 
 ONCE = {EQUAL: "equal tokens", LONGER: "equal training FLOPs"}

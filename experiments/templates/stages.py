@@ -10,7 +10,7 @@ import torch
 from experiments.inside.stages.tables import DENSE, ONCE, RETROFIT, START, Row, Rows, average, curves, reach
 from experiments.templates.rows import RESULTS
 from loopwright.analysis.summary import grid
-from loopwright.metrics.stages import curve_correlation
+from loopwright.metrics.attention import curve_correlation
 
 INJECTED, PLAIN = "sandwich-4-injected", "sandwich-4"
 LINES = {

@@ -14,8 +14,8 @@ from experiments.templates.rows import RESULTS, only, rows_of
 from experiments.templates.words import Gaps, same
 from loopwright.metrics.intervals import wilson_interval
 from loopwright.metrics.score import holds_from_to
-from loopwright.settings import build_kind
-from loopwright.train.depth import RULES
+from loopwright.schema import build_kind
+from loopwright.training.depth import RULES
 
 OURS, RELEASED, RANDOM = ("target", "addition-stable"), ("main", "random + penalty"), ("main", "random")
 MAIN = {

@@ -13,7 +13,6 @@ from torch import Tensor
 from loopwright.analysis.trace.places import Places
 from loopwright.analysis.trace.trace import Trace
 from loopwright.metrics.attention import SINK
-from loopwright.metrics.fixedpoint import CONVERGENCE, convergence
 from loopwright.metrics.limits import (
     LIMITS,
     ORBIT,
@@ -24,8 +23,9 @@ from loopwright.metrics.limits import (
     limit_counts,
     limit_curves,
 )
-from loopwright.metrics.prediction import answer_flips, settled_step
-from loopwright.values import check_choice
+from loopwright.metrics.predictions import answer_flips, settled_step
+from loopwright.metrics.states import CONVERGENCE, convergence
+from loopwright.schema import check_choice
 
 DIGITS = 6
 SHOWN_ANSWERS = 8  # prompts whose answers at every step are kept to be read

@@ -16,9 +16,9 @@ from loopwright.cli.inference import chat, explore, generate, serve
 from loopwright.cli.models import check, inspect, presets, push, retrofit
 from loopwright.cli.options import COMMAND
 from loopwright.cli.runs import analyze, bench, compare, demo, evaluate, recipes, train
-from loopwright.exits import ending
-from loopwright.imports import own_files
-from loopwright.interrupt import second_ends_at_once
+from loopwright.errors import ending
+from loopwright.process import second_ends_at_once
+from loopwright.registry import own_files
 from loopwright.version import VERSION
 
 _SHOWING = (inspect, check, generate, chat, serve, explore, presets)

@@ -62,9 +62,9 @@ def generate(
 
     loopwright generate ./my-chat-model "Hello" --chat --temperature 0.7 --top-p 0.95 --seed 1
     """
+    from loopwright.commands import generate as verb
     from loopwright.commands.console import show
-    from loopwright.commands.inference import generate as verb
-    from loopwright.generate.sampling import Sampling
+    from loopwright.generation.sampling import Sampling
 
     show(lambda: verb.generate(
         model, prompt,
@@ -107,8 +107,8 @@ def chat(
 
     echo "Once upon a time" | loopwright chat runs/stories
     """
-    from loopwright.commands.inference import chat as verb
-    from loopwright.generate.sampling import Sampling
+    from loopwright.commands import chat as verb
+    from loopwright.generation.sampling import Sampling
 
     verb.chat(
         model,
@@ -175,7 +175,7 @@ def serve(
 
     curl localhost:8000/v1/completions -H 'Content-Type: application/json' -d '{"prompt": "Once upon a time", "depth": 8}'
     """
-    from loopwright.commands.inference import serve as verb
+    from loopwright.commands import serve as verb
 
     verb.serve(
         models,
@@ -212,7 +212,7 @@ def explore(
 
     loopwright explore looped=./a dense=./b --max-depth 32 --no-browser
     """
-    from loopwright.commands.inference import explore as verb
+    from loopwright.commands import explore as verb
 
     verb.explore(
         models,

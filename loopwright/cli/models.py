@@ -67,13 +67,13 @@ def inspect(
 
     loopwright inspect huginn-pretrain --train --gpus 4096 --network 50
     """
+    from loopwright.commands import inspect as verb
     from loopwright.commands.console import show
-    from loopwright.commands.models import inspect as verb
 
     where = passed(gpus=gpus, gpu=gpu, per_node=per_node, link=link, network=network)
     options = passed(batch=batch, dtype=dtype, policy=policy, tensors=tensors or None, worth=worth or None)
     if train:
-        from loopwright.commands.models.inspect_train import inspect_train
+        from loopwright.commands.inspect_train import inspect_train
 
         if options:
             raise typer.BadParameter(
@@ -106,8 +106,8 @@ def check(
 
     loopwright check asura
     """
+    from loopwright.commands import check as verb
     from loopwright.commands.console import show
-    from loopwright.commands.models import check as verb
 
     reports = show(lambda: verb.check_presets() if model is None else verb.check(
         model, dtype=dtype, device=device, seed=seed, full=full,
@@ -123,8 +123,8 @@ def presets(as_json: Json = False) -> None:
 
     loopwright presets
     """
+    from loopwright.commands import presets as verb
     from loopwright.commands.console import show
-    from loopwright.commands.models import presets as verb
 
     show(verb.presets, as_json)
 
@@ -169,8 +169,8 @@ def retrofit(
 
     loopwright retrofit ./my-llama ./looped --prelude 4 --core 10-12 --coda 4 depth=8
     """
+    from loopwright.commands import retrofit as verb
     from loopwright.commands.console import show
-    from loopwright.commands.models import retrofit as verb
 
     show(lambda: verb.retrofit(
         source, out, words or [],
@@ -192,7 +192,7 @@ def push(
 
     loopwright push runs/mine me/my-looped-model --private
     """
+    from loopwright.commands import push as verb
     from loopwright.commands.console import show
-    from loopwright.commands.models import push as verb
 
     show(lambda: verb.push(folder, repo, private=private), as_json)

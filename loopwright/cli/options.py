@@ -40,7 +40,7 @@ def draft_of(value: str | None) -> int | str | None:
 def bring(names: list[str] | None) -> list[str] | None:
     """Executes the files that the user names, before anything is opened, and returns the names."""
     if names:
-        from loopwright.imports import import_files
+        from loopwright.registry import import_files
 
         import_files(names)
     return names

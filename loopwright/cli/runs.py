@@ -41,8 +41,8 @@ def recipes(
 
     loopwright recipes stars-addition > mine.yaml
     """
+    from loopwright.commands import recipes as verb
     from loopwright.commands.console import show
-    from loopwright.commands.training import recipes as verb
 
     show(lambda: verb.recipes(name), as_json)
 
@@ -74,7 +74,7 @@ def train(
 
     accelerate launch --num_processes 2 -m loopwright train addition-stable
     """
-    from loopwright.commands.training import train as verb
+    from loopwright.commands import train as verb
 
     if not verb.train(recipe, overrides or [], out=out, resume=resume, toy=toy, track=track, imports=imports or []):
         raise typer.Exit(130)
@@ -143,8 +143,8 @@ def evaluate(
 
     loopwright evaluate ./my-chat-model --tasks gsm8k --shots 0 --chat --system "You reason." --max-new-tokens 2048
     """
+    from loopwright.commands import evaluate as verb
     from loopwright.commands.console import show
-    from loopwright.commands.evaluation import evaluate as verb
 
     asking = {"chat": chat, "system": system, "max_new_tokens": max_new_tokens}
     show(lambda: verb.as_data(verb.evaluate(
@@ -192,8 +192,8 @@ def compare(
 
     loopwright compare ./looped ./dense --text heldout.jsonl --json
     """
+    from loopwright.commands import evaluate as verb
     from loopwright.commands.console import show
-    from loopwright.commands.evaluation import compare as verb
 
     show(lambda: verb.compare(
         first, second,
@@ -228,8 +228,8 @@ def bench(
 
     OMP_NUM_THREADS=1 loopwright bench ./my-model --json
     """
+    from loopwright.commands import bench as verb
     from loopwright.commands.console import show
-    from loopwright.commands.inference import bench as verb
 
     show(lambda: verb.bench(
         model,
@@ -276,7 +276,7 @@ def analyze(
 
     loopwright analyze ./my-model --prompts "Hello! I hope that you are well." --device cuda --dtype bf16
     """
-    from loopwright.commands.evaluation import analyze as verb
+    from loopwright.commands import analyze as verb
 
     verb.analyze(
         model, verb.Asked(prompts, data, examples, seed, tokenizer, system, pad_system),
@@ -297,7 +297,7 @@ def demo(
 
     loopwright demo
     """
-    from loopwright.commands.training import demo as verb
+    from loopwright.commands import demo as verb
 
     if not verb.demo(out, toy=toy):
         raise typer.Exit(1)

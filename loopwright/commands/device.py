@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from loopwright.convert.load import DTYPE_NAMES
-from loopwright.settings import suggest
+from loopwright.checkpoints.load import DTYPE_NAMES
+from loopwright.schema import suggest
 
 
 def find_dtype(name: str) -> torch.dtype:

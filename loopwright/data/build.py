@@ -9,13 +9,12 @@ from typing import Any
 
 from loopwright.data.batch import Progress, Splits
 from loopwright.data.chat import Chat
-from loopwright.data.tasks.addition import Addition
+from loopwright.data.tasks.addition import Addition, Columns
 from loopwright.data.tasks.chain import Chain
-from loopwright.data.tasks.columns import Columns
 from loopwright.data.tasks.hops import Hops
 from loopwright.data.tasks.stories import Stories
 from loopwright.data.text import Hub, Text
-from loopwright.settings import Given, Kinds, build_kind, check_kind
+from loopwright.schema import Given, Kinds, build_kind, check_kind
 from loopwright.untrusted import user_path
 
 

@@ -23,8 +23,8 @@ from loopwright.data.records import Files, Part, Record, Records, text_field
 from loopwright.data.text import GROUP, HubRows, named_tests, part_shards, split_parts, warn_of_leaks
 from loopwright.data.tokenizer import Tokenizer
 from loopwright.data.tokens import Document, Shards
+from loopwright.schema import check_count, suggest
 from loopwright.untrusted import first_line, read_text, shown, user_path
-from loopwright.values import check_count, suggest
 
 Message = dict[str, str]  # role and content
 ROLES = ("system", "user", "assistant")

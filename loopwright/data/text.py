@@ -16,9 +16,9 @@ from loopwright.data.batch import Progress, Splits
 from loopwright.data.records import Files, Part, Record, Records, text_field
 from loopwright.data.tokenizer import Tokenizer
 from loopwright.data.tokens import Document, NoDocuments, Shards, Windows, kept_shards
+from loopwright.schema import check_count
 from loopwright.storage.manifest import entries_of
 from loopwright.untrusted import first_line
-from loopwright.values import check_count
 
 FINEWEB = "HuggingFaceFW/fineweb-edu"
 GROUP = 256  # documents that are tokenised at once

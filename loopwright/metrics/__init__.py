@@ -2,50 +2,63 @@
 
 from __future__ import annotations
 
-from loopwright.metrics.activations import Activations, massive_activations
 from loopwright.metrics.attention import (
     AttentionReading,
     AttentionSums,
     any_sink_rate,
-    attention_reading,
-    attention_sums,
-    col_sum_concentration,
-    mixing_score,
-    sink_rate,
-    sink_score,
-)
-from loopwright.metrics.distance import (
     attention_bound,
     attention_distance,
     attention_distances,
     attention_pair_bytes,
+    attention_reading,
+    attention_sums,
+    block_curves,
+    block_halves,
+    col_sum_concentration,
+    curve_correlation,
+    curve_distance,
+    mixing_score,
     query_key_bound,
+    relative_depth,
+    resample,
     residual_pair_bytes,
     rotary_weight_norm,
+    sink_rate,
+    sink_score,
     squared_attention_distance,
     weight_norm,
 )
-from loopwright.metrics.fixedpoint import (
-    CONVERGENCE,
-    Farthest,
-    FixedPointGap,
-    convergence,
-    farthest_layers,
-    farthest_maps,
-    fixed_point_gap,
-)
 from loopwright.metrics.limits import LIMITS, LimitCounts, LimitCurves, Limits, classify_limit, limit_counts, limit_curves
-from loopwright.metrics.neurons import NeuronMoments, neuron_moments
-from loopwright.metrics.prediction import (
+from loopwright.metrics.predictions import (
+    Activations,
     LensReading,
+    NeuronMoments,
     answer_flips,
     lens_reading,
+    massive_activations,
+    neuron_moments,
     prediction_divergence,
     prediction_entropy,
     settled_step,
 )
-from loopwright.metrics.residual import (
+from loopwright.metrics.spectrum import causal_radius, leading_eigenvalues, path_eigenvalues, spectral_radius, turn_frequency
+from loopwright.metrics.states import (
+    CONVERGENCE,
+    Farthest,
+    FixedPointGap,
+    Projection,
+    Window,
     contraction,
+    convergence,
+    cycle_path,
+    farthest_layers,
+    farthest_maps,
+    fixed_point_gap,
+    last_tokens,
+    layer_paths,
+    pca_path,
+    pca_paths,
+    prompt_path,
     relative_step,
     residual_cosine,
     residual_cosines,
@@ -53,23 +66,11 @@ from loopwright.metrics.residual import (
     residual_entropy,
     residual_norm,
     step_factors,
+    step_windows,
     token_cosines,
     token_distances,
     token_mean,
     token_norms,
-)
-from loopwright.metrics.spectrum import causal_radius, leading_eigenvalues, path_eigenvalues, spectral_radius, turn_frequency
-from loopwright.metrics.stages import block_curves, block_halves, curve_correlation, curve_distance, relative_depth, resample
-from loopwright.metrics.trajectory import (
-    Projection,
-    Window,
-    cycle_path,
-    last_tokens,
-    layer_paths,
-    pca_path,
-    pca_paths,
-    prompt_path,
-    step_windows,
 )
 
 __all__ = [

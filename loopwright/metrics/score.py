@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from loopwright.settings import Kinds
+from loopwright.schema import Kinds
 
 IGNORED = -100
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from loopwright.metrics.dual import product
-from loopwright.values import check_whole
+from loopwright.schema import check_whole
 
 Map = Callable[[Tensor], Tensor]
 LEADING = 6  # eigenvectors that a round hands to the next

@@ -15,31 +15,40 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import Cache, PreTrainedModel
 
-from loopwright.model.cache.borrowed import BorrowedCache
-from loopwright.model.cache.cache import LoopCache
-from loopwright.model.cache.fixed_rows import FixedRows
-from loopwright.model.cache.rows import PooledRows, RowSpan
 from loopwright.model.config import LoopedConfig
-from loopwright.model.cost.room import need_room
-from loopwright.model.forward.context import Expected, Pass, Place, Reading, StackRunner, open_pass
-from loopwright.model.forward.output import LayerOutputs, Unrolled, kept, weighted_sum
-from loopwright.model.forward.selection import mixes_states, pick
-from loopwright.model.forward.span import Span, place_tokens
-from loopwright.model.forward.traced import is_recorded
-from loopwright.model.layers.attention import Rotary
-from loopwright.model.layers.block import Block
-from loopwright.model.layers.norm import build_norm, build_norms
-from loopwright.model.parts.adapter import build_adapters
-from loopwright.model.parts.adapter.effects import Adaptation
+from loopwright.model.keys.borrowed import BorrowedCache
+from loopwright.model.keys.cache import LoopCache
+from loopwright.model.keys.rows import FixedRows, PooledRows, RowSpan
+from loopwright.model.layers import Block, Rotary
+from loopwright.model.norm import build_norm, build_norms
+from loopwright.model.parts.adapters import build_adapters
+from loopwright.model.parts.adapters.effects import Adaptation
 from loopwright.model.parts.gate import GATES
 from loopwright.model.parts.halting import HALTINGS
 from loopwright.model.parts.init import Law, init_of
 from loopwright.model.parts.injection import INJECTIONS
 from loopwright.model.parts.part import FIRST, Part, RowSteps, StepIndex
 from loopwright.model.parts.state import STATES, fresh_seeds
+from loopwright.model.passes import (
+    Expected,
+    LayerOutputs,
+    Pass,
+    Place,
+    Reading,
+    StackRunner,
+    Unrolled,
+    kept,
+    mixes_states,
+    open_pass,
+    pick,
+    weighted_sum,
+)
 from loopwright.model.quantised import check_unquantised
-from loopwright.model.tap import Tap, check_tap
-from loopwright.settings import build_kind
+from loopwright.model.room import need_room
+from loopwright.model.span import Span, place_tokens
+from loopwright.model.taps import Tap, check_tap
+from loopwright.model.traced import is_recorded
+from loopwright.schema import build_kind
 
 StepRunner = Callable[[Tensor, Tensor, int, Pass], Tensor]
 # what is made of the features of a reading: logits, or nothing more

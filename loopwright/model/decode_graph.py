@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from loopwright.model.cache.cache import LoopCache
-from loopwright.model.forward.context import Pass
-from loopwright.model.forward.span import Span
-from loopwright.model.fused.offer import fused_stacks
+from loopwright.model.keys.cache import LoopCache
+from loopwright.model.offer import fused_stacks
+from loopwright.model.passes import Pass
 from loopwright.model.quantised import plain_tensors
+from loopwright.model.span import Span
 
 if TYPE_CHECKING:
-    from loopwright.model.fused.stack import FusedStacks
-    from loopwright.model.looped import LoopedForCausalLM
+    from loopwright.model.causal_lm import LoopedForCausalLM
+    from loopwright.model.fused_stack import FusedStacks
 
 
 class Addresses:
@@ -85,7 +85,7 @@ class DecodeGraph:
         stacks = fused_stacks(self.model, self.rows)
         if not stacks:
             return None
-        from loopwright.model.fused.stack import FusedStacks  # Triton comes with torch, where there is a GPU
+        from loopwright.model.fused_stack import FusedStacks  # Triton comes with torch, where there is a GPU
 
         masked = not cache.plain or self.model.config.sliding_window is not None
         return FusedStacks(self.model, stacks, self.rows, cache.capacity, masked=masked)

@@ -10,12 +10,11 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from loopwright.settings import merge, suggest
-from loopwright.values import is_whole
+from loopwright.schema import is_whole, merge, suggest
 
 if TYPE_CHECKING:  # the table is plain data, so that a shell that completes a name does not wait for torch
+    from loopwright.model.causal_lm import LoopedForCausalLM
     from loopwright.model.config import LoopedConfig
-    from loopwright.model.looped import LoopedForCausalLM
 
 _LAYER = {"kind": "layer", "eps": 1e-5}
 _RAVEN_STD = math.sqrt(2 / (5 * 5280))  # Huginn's, at Huginn's width: see state.huginn_std
@@ -143,7 +142,7 @@ def preset(name: str, **changes: Any) -> LoopedConfig:
 
 def build(name: str, **changes: Any) -> LoopedForCausalLM:
     """Returns a freshly initialised model of a preset, with changes laid over it: `build("asura", hidden_size=256)`."""
-    from loopwright.model.looped import LoopedForCausalLM
+    from loopwright.model.causal_lm import LoopedForCausalLM
 
     return LoopedForCausalLM(preset(name, **changes)).eval()
 
@@ -175,7 +174,7 @@ def _tiny(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_width(value: Any) -> bool:
-    from loopwright.model.bounds import MOST
+    from loopwright.model.config import MOST
 
     return is_whole(value, 1, MOST["hidden_size"])
 

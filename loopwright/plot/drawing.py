@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from loopwright.plot.style import COLOURS, HEIGHT, INK, LATE, PAGE, SIZES, STYLES, WIDTH, Size, Style, drawn_in
-from loopwright.plot.svg import file_svg, page_svg
+from loopwright.plot.style import COLOURS, HEIGHT, INK, LATE, PAGE, SIZES, STYLES, WIDTH, Size, Style, drawn_in, file_svg, page_svg
+from loopwright.schema import check_choice
 from loopwright.storage.files import write_whole
-from loopwright.values import check_choice
 
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 DASHES: tuple[Any, ...] = (

@@ -6,11 +6,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from loopwright.settings import suggest
+from loopwright.schema import suggest
 from loopwright.untrusted import user_path
 
 if TYPE_CHECKING:
-    from loopwright.train.recipe import Recipe
+    from loopwright.training.recipe import Recipe
 
 FOLDER = Path(__file__).parent
 
@@ -41,6 +41,6 @@ def recipe(word: str, overrides: Iterable[str] = (), *, toy: bool = False) -> Re
 
     What a file that is given by its path imports is executed.
     """
-    from loopwright.train.recipe import open_recipe  # with torch, which a list of names does not need
+    from loopwright.training.recipe import open_recipe  # with torch, which a list of names does not need
 
     return open_recipe(find(word), overrides, toy=toy)

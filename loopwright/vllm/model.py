@@ -1,4 +1,9 @@
-"""A looped model as vLLM runs it: our modules, and one of vLLM's Attention layers for each slot of keys."""
+"""A looped model as vLLM runs it: our modules, and one of vLLM's Attention layers for each slot of keys.
+
+What vLLM's V2 model runner keeps beside the model: the depth of each request.
+
+The linear maps of the blocks as vLLM's own, which split them over devices and quantise them.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +15,67 @@ from transformers.initialization import no_init_weights
 from vllm.config import VllmConfig
 from vllm.distributed import get_tensor_model_parallel_world_size
 from vllm.model_executor.layers.attention import Attention
+from vllm.model_executor.layers.linear import ColumnParallelLinear, RowParallelLinear
 from vllm.model_executor.model_loader.weight_utils import default_weight_loader
+from vllm.v1.worker.gpu.model_states.default import DefaultModelState
 
+from loopwright.model.causal_lm import LoopedForCausalLM
 from loopwright.model.config import LoopedConfig
-from loopwright.model.looped import LoopedForCausalLM
-from loopwright.vllm.expressible import check_expressible
+from loopwright.model.passes import STACKS
 from loopwright.vllm.pages import flat_features, slot_names, sum_names
-from loopwright.vllm.parallel import split_linears
+from loopwright.vllm.plugin import DepthTable, check_expressible
+
+
+class LoopedModelState(DefaultModelState):
+    """Hands the depths of a batch's tokens to the model's forward."""
+
+    def __init__(self, vllm_config: Any, model: Any, encoder_cache: Any, device: Any) -> None:
+        super().__init__(vllm_config, model, encoder_cache, device)
+        self.table = DepthTable(model.config, self.max_num_reqs, self.max_num_tokens, device)
+
+    def add_request(self, req_index: int, new_req_data: Any) -> None:
+        """Notes the depth of a new request."""
+        super().add_request(req_index, new_req_data)
+        params = new_req_data.sampling_params
+        self.table.add(req_index, None if params is None else params.extra_args)
+
+    def prepare_inputs(self, input_batch: Any, req_states: Any) -> dict[str, Any]:
+        """Returns further arguments of forward."""
+        depths = self.table.of_batch(
+            input_batch.idx_mapping_np[: input_batch.num_reqs],
+            input_batch.num_scheduled_tokens[: input_batch.num_reqs],
+            input_batch.num_tokens_after_padding,
+        )
+        return {**super().prepare_inputs(input_batch, req_states), **depths}
+
+    def prepare_dummy_inputs(self, num_reqs: int, num_tokens: int) -> dict[str, Any]:
+        """Returns the same for a pass whose result nobody reads."""
+        return {**super().prepare_dummy_inputs(num_reqs, num_tokens), **self.table.of_dummies(num_tokens)}
+
+
+# by rows of heads or of inner channels, then the sum over all devices: one exchange after attention and one after the MLP
+SPLITS: dict[str, type] = {
+    "q_proj": ColumnParallelLinear,
+    "k_proj": ColumnParallelLinear,
+    "v_proj": ColumnParallelLinear,
+    "o_proj": RowParallelLinear,
+    "gate_proj": ColumnParallelLinear,
+    "up_proj": ColumnParallelLinear,
+    "down_proj": RowParallelLinear,
+}
+
+
+def split_linears(model: LoopedForCausalLM, quantisation: Any) -> None:
+    """Puts vLLM's linear maps in the place of those of all blocks. Embedding, parts and head stay whole on every device."""
+    for stack in STACKS:
+        for name, module in getattr(model, stack).named_modules():
+            for leaf, linear in list(module.named_children()):
+                if isinstance(linear, nn.Linear) and leaf in SPLITS:
+                    new = SPLITS[leaf](
+                        linear.in_features, linear.out_features, bias=linear.bias is not None, quant_config=quantisation,
+                        prefix=f"{stack}.{name}.{leaf}", return_bias=False,
+                    )  # fmt: skip
+                    setattr(module, leaf, new)
 
 
 class LoopedForVllm(nn.Module):
@@ -50,7 +109,6 @@ class LoopedForVllm(nn.Module):
     @staticmethod
     def get_model_state_cls() -> type:
         """Returns what the V2 model runner keeps beside the model; the V1 runner never asks."""
-        from loopwright.vllm.model_state import LoopedModelState
 
         return LoopedModelState
 

@@ -15,10 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from loopwright.model.causal_lm import LoopedForCausalLM
 from loopwright.model.config import LoopedConfig
-from loopwright.model.forward.context import Pass, Place, Reading
-from loopwright.model.looped import LoopedForCausalLM
 from loopwright.model.parts.part import RowSteps
+from loopwright.model.passes import Pass, Place, Reading
 
 # (queries [T, H·K], keys and values [T, Hk·K]) → what the queries find [T, H·K]
 Slot = Callable[[Tensor, Tensor, Tensor], Tensor]

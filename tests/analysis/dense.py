@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 import loopwright as lw
-from loopwright.model.layers.attention import attend
-from loopwright.model.tap import Recorder
+from loopwright.model.layers import attend
+from loopwright.model.taps import Recorder
 
 Maps = dict[tuple[str, int, int], Tensor]
 

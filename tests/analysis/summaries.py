@@ -11,7 +11,7 @@ from unittest.mock import patch
 import torch
 
 from loopwright.analysis.study import Subject, study
-from loopwright.model.looped import LoopedForCausalLM
+from loopwright.model.causal_lm import LoopedForCausalLM
 from tests.cases import noisy
 
 ROWS = [[1, 2, 3, 4, 5], [6, 7, 8], [9, 10, 11, 12, 13, 14]]

@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 
 import loopwright as lw
-from loopwright.analysis.estimate import fitting_batch, trace_bytes
+from loopwright.analysis.study import fitting_batch, trace_bytes
 
 OURO = lw.preset("ouro-1.4b")
 BF16 = torch.bfloat16

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from loopwright.analysis.prompts import DATA, read_prompts
+from loopwright.analysis.study import DATA, read_prompts
 
 
 def write(path, *rows):

@@ -15,32 +15,30 @@ from typing import Any
 
 import torch
 
-from loopwright.analysis.prompts import read_prompts
+from loopwright.analysis.study import read_prompts
+from loopwright.checkpoints.families import FAMILIES, OWN
+from loopwright.checkpoints.load import empty_model
+from loopwright.checkpoints.source import load, tokenizer
+from loopwright.checkpoints.weights import read_json
 from loopwright.cli import VERBS, main
-from loopwright.convert.families import FAMILIES
-from loopwright.convert.families.own import OWN
-from loopwright.convert.load import empty_model
-from loopwright.convert.weights import read_json
 from loopwright.data.build import build_data
 from loopwright.data.records import Files
+from loopwright.model import cost
+from loopwright.model.causal_lm import LoopedForCausalLM
 from loopwright.model.config import LoopedConfig
-from loopwright.model.cost import cost
-from loopwright.model.looped import LoopedForCausalLM
 from loopwright.model.presets import PRESETS, preset
 from loopwright.recipes import FOLDER, names
-from loopwright.settings import build_kind, read_yaml, write_yaml
-from loopwright.source import load, tokenizer
-from loopwright.train.depth import RULES
-from loopwright.train.gradients.remat import REMATS
-from loopwright.train.objectives.losses import OBJECTIVES
-from loopwright.train.objectives.penalties import PENALTIES, Weighted
-from loopwright.train.optim.average import AVERAGES
-from loopwright.train.optim.optimisers import OPTIMISERS
-from loopwright.train.optim.schedule import SCHEDULES
-from loopwright.train.recipe import read_recipe
+from loopwright.schema import build_kind, read_yaml, write_yaml
+from loopwright.training.depth import RULES
+from loopwright.training.gradient import REMATS
+from loopwright.training.objectives.losses import OBJECTIVES
+from loopwright.training.objectives.penalties import PENALTIES, Weighted
+from loopwright.training.optim import AVERAGES, SCHEDULES
+from loopwright.training.optimisers import OPTIMISERS
+from loopwright.training.recipe import read_recipe
 from tests.attack.mutate import BYTES, NASTY, as_json, damage, mutate
 from tests.attack.pool import WrongError
-from tests.generate.tiny import DENSE, save_model
+from tests.generation.tiny import DENSE, save_model
 
 SMALL = 300_000  # parameters of a model that is also run
 ADAPTERS = (
@@ -204,10 +202,10 @@ def word(rng: Random) -> str:
 
 def command_line(rng: Random, folder: Path) -> None:
     """A command line. The long work of train, check, analyze and demo is replaced; what is said before it is not."""
-    import loopwright.commands.evaluation.analyze as analysing
-    import loopwright.commands.models.check as checking
-    import loopwright.commands.training.demo as demo
-    import loopwright.commands.training.train as training
+    import loopwright.commands.analyze as analysing
+    import loopwright.commands.check as checking
+    import loopwright.commands.demo as demo
+    import loopwright.commands.train as training
 
     checking.conformance.check = lambda model, progress: _stop()
     analysing._study = lambda *args, **options: _stop()

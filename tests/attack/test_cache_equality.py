@@ -19,8 +19,7 @@ import torch
 from torch import Tensor
 
 import loopwright as lw
-from loopwright.model.forward.output import LoopedOutput
-from loopwright.model.forward.selection import readings_of, rules_of
+from loopwright.model.passes import LoopedOutput, readings_of, rules_of
 from loopwright.model.presets import PRESETS
 from tests.cases import gap, noisy, plant_marks_of_every_step, plant_one_coda_slot
 

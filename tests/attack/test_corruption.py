@@ -22,13 +22,13 @@ import pytest
 import torch
 
 import loopwright as lw
-from loopwright.commands.models.retrofit import retrofit
+from loopwright.commands.retrofit import retrofit
 from loopwright.storage.manifest import CARD, verify
-from loopwright.train.checkpoint import base_references, latest_good, save_checkpoint
-from loopwright.train.optim.average import EMA
+from loopwright.training.checkpoint import base_references, latest_good, save_checkpoint
+from loopwright.training.optim import EMA
 from tests.attack.harness import hurt, swap
 from tests.cases import noisy
-from tests.generate.tiny import DENSE, word_tokenizer
+from tests.generation.tiny import DENSE, word_tokenizer
 
 TIMES = 200  # per kind
 

@@ -12,9 +12,9 @@ import torch
 
 from loopwright.analysis.trace.record import TraceSet, trace_prompts
 from loopwright.data.tokens import Shards, kept_shards
-from loopwright.train.loop import train
+from loopwright.training.loop import train
 from tests.cases import noisy
-from tests.train.runs import Act, interrupt, small
+from tests.training.runs import Act, interrupt, small
 
 pytestmark = pytest.mark.attack
 TRIES = 400

@@ -13,10 +13,10 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from loopwright.engine.request import Request, RequestOptions
-from loopwright.engine.scheduler import Scheduler
+from loopwright.generation.request import Request, RequestOptions
+from loopwright.generation.scheduler import Scheduler
 from loopwright.model.presets import PRESETS
-from tests.engine.mix import answer, check, constrained, make, random_wish, serve, uneven
+from tests.generation.mix import answer, check, constrained, make, random_wish, serve, uneven
 
 NAMES = [f"{name}-tiny" for name in sorted(PRESETS)]
 REQUESTS = 50  # of each preset

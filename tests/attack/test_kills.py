@@ -20,13 +20,13 @@ import pytest
 import torch
 
 import loopwright as lw
-from loopwright.commands.models.retrofit import retrofit
+from loopwright.commands.retrofit import retrofit
 from loopwright.data.tokens import kept_shards
 from loopwright.storage.folder import settled
-from loopwright.train.checkpoint import save_checkpoint
+from loopwright.training.checkpoint import save_checkpoint
 from tests.attack.harness import fresh, killed_at
 from tests.cases import noisy
-from tests.generate.tiny import DENSE, word_tokenizer
+from tests.generation.tiny import DENSE, word_tokenizer
 
 Digest = dict[str, bytes]
 

@@ -16,7 +16,7 @@ import transformers.modeling_utils
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
 
 import loopwright as lw
-from tests.generate.tiny import save_model
+from tests.generation.tiny import save_model
 
 REPO, CODE = "evil/kernel", "evil/repo--module.Class"
 KERNELS: list[dict[str, Any]] = [

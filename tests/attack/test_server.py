@@ -2,7 +2,7 @@
 
 python -m pytest -m attack -s tests/attack/test_server.py
 
-S2, limits refused before any work, is tests/serve/test_app.py. REQUESTS=1000 makes the fuzz shorter.
+S2, limits refused before any work, is tests/serving/test_app.py. REQUESTS=1000 makes the fuzz shorter.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ import pytest
 
 from tests.attack.http_client import Line, memory_mib, request_bytes, send_anything, server_process
 from tests.attack.mutate import as_json, damage, mutate
-from tests.engine.mix import make
-from tests.generate.tiny import save_model
-from tests.serve.live import live, offline
+from tests.generation.mix import make
+from tests.generation.tiny import save_model
+from tests.serving.live import live, offline
 
 REQUESTS = int(os.environ.get("REQUESTS", "100000"))
 TEXT: dict[str, Any] = {

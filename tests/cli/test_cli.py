@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from loopwright import cli
-from loopwright.commands.models import presets
+from loopwright.commands import presets
 from loopwright.recipes import FOLDER as RECIPES
 from tests.cli.exit_codes import run
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.exit_codes import run
-from tests.generate.tiny import STORIES, save_model
+from tests.generation.tiny import STORIES, save_model
 
 
 @pytest.fixture(scope="module")

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from loopwright.check.conformance import CheckReport, CheckRow
-from loopwright.commands.models import check
-from loopwright.commands.training import demo
+from loopwright.checking.conformance import CheckReport, CheckRow
+from loopwright.commands import check, demo
 from tests.cli.exit_codes import run
 
 

@@ -10,16 +10,15 @@ import pytest
 
 import loopwright as lw
 from loopwright import cli
-from loopwright.check import conformance
-from loopwright.check.conformance import CheckReport, CheckRow
+from loopwright.checking import conformance
+from loopwright.checking.conformance import CheckReport, CheckRow
 from loopwright.cli import main
-from loopwright.commands.evaluation import evaluate
-from loopwright.commands.training import train
+from loopwright.commands import evaluate, train
+from tests.checkpoints.dense import source
 from tests.cli.exit_codes import run
-from tests.convert.dense import source
-from tests.generate.tiny import WORDS, word_tokenizer
+from tests.generation.tiny import WORDS, word_tokenizer
 from tests.own_kinds import own_kinds
-from tests.train.runs import PLAIN
+from tests.training.runs import PLAIN
 
 
 @pytest.fixture(scope="module")

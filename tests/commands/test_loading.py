@@ -9,14 +9,14 @@ import pytest
 import torch
 
 import loopwright as lw
-from loopwright.commands.inference.generate import generate
-from loopwright.commands.loading import find_config, open_model
-from loopwright.convert.parts import RECORD
+from loopwright.checkpoints.adapters import RECORD
+from loopwright.checkpoints.source import Source
+from loopwright.commands.console import find_config, open_model
+from loopwright.commands.generate import generate
 from loopwright.recipes import recipe
-from loopwright.source import Source
-from loopwright.train.loop import train
-from loopwright.train.state import Run
-from tests.generate.tiny import DENSE, WORDS, save_model
+from loopwright.training.loop import train
+from loopwright.training.report import Run
+from tests.generation.tiny import DENSE, WORDS, save_model
 
 IDS = torch.arange(7)[None]
 

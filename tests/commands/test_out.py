@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 import loopwright as lw
-from loopwright.run import RunFolder
 from loopwright.storage.files import write_json
+from loopwright.storage.run import RunFolder
 from tests.cases import noisy
+from tests.checkpoints.dense import source
 from tests.cli.exit_codes import run
-from tests.convert.dense import source
-from tests.generate.tiny import save_model, word_tokenizer
-from tests.train.runs import small
+from tests.generation.tiny import save_model, word_tokenizer
+from tests.training.runs import small
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from loopwright.commands.results import file_stem, how_made, keep_more, need_writable
+from loopwright.api import file_stem, how_made, keep_more, need_writable
 
 
 @dataclass

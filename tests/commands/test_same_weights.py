@@ -14,18 +14,17 @@ from torch import Tensor
 
 import loopwright as lw
 from loopwright import measuring
-from loopwright.commands.evaluation import analyze, compare, evaluate
-from loopwright.commands.inference import bench, chat, generate, serve
-from loopwright.commands.loading import find_config
-from loopwright.commands.models import check, retrofit
+from loopwright.checkpoints.source import Source
+from loopwright.commands import analyze, bench, chat, check, evaluate, generate, retrofit, serve
+from loopwright.commands import evaluate as compare
+from loopwright.commands.console import find_config
 from loopwright.recipes import recipe
-from loopwright.serve import models as served
-from loopwright.source import Source
-from loopwright.train.loop import train
-from loopwright.train.models import FromWeights
-from loopwright.train.state import Run
+from loopwright.serving import models as served
+from loopwright.training.loop import train
+from loopwright.training.model import FromWeights
+from loopwright.training.report import Run
 from tests.cases import some
-from tests.generate.tiny import DENSE, WORDS, save_model
+from tests.generation.tiny import DENSE, WORDS, save_model
 
 IDS = torch.arange(9)[None]
 SOURCES = ["whole", "whole checkpoint", "parts", "parts checkpoint", "folder"]

@@ -5,8 +5,8 @@ import re
 import pytest
 
 import loopwright as lw
-from loopwright.commands import wait
-from loopwright.commands.wait import spelled, tell_wait
+from loopwright.commands import console as wait
+from loopwright.commands.console import spelled, tell_wait
 
 
 def test_an_absurd_depth_is_told_with_its_time(capsys, monkeypatch):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from loopwright.data.build import DATA, build_data, cache_folder, check_vocab
-from loopwright.settings import check_kind, options_of, read_yaml
+from loopwright.schema import check_kind, options_of, read_yaml
 from tests.data.words import save_words
 
 SMALL = {"train": 30, "valid": 5, "test": 5}

@@ -17,10 +17,10 @@ import loopwright as lw
 from loopwright.data.batch import Source, Splits
 from loopwright.data.chat import Chat, Chats, PackedChats, pack
 from loopwright.data.tokenizer import Tokenizer
-from loopwright.train.objectives.losses import Final
-from loopwright.train.rollout import Plan, rollout
+from loopwright.training.objectives.losses import Final
+from loopwright.training.rollout import Plan, rollout
 from tests.data.words import SHARED, TEMPLATE, save_words
-from tests.generate.tiny import few_words
+from tests.generation.tiny import few_words
 
 
 def save(path: Path, *records: Any) -> str:

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loopwright.data.order import Order
+from loopwright.data.batch import Order
 
 lengths, seeds = st.integers(1, 60), st.integers(0, 2**40)
 

@@ -9,9 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loopwright.data.batch import IGNORED
-from loopwright.data.rows import TokenRows, splits
-from loopwright.data.tasks.table import EOS, PAD, Alphabet
+from loopwright.data.batch import IGNORED, TokenRows, splits
+from loopwright.data.tasks.task import EOS, PAD, Alphabet
 
 ROWS = st.lists(st.lists(st.integers(0, 30), min_size=2, max_size=7), min_size=1, max_size=6)
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 import loopwright as lw
-from loopwright.train.loop import train
+from loopwright.training.loop import train
 from tests.data.words import save_words
 from tests.own_kinds import own_kinds
-from tests.train.runs import small
+from tests.training.runs import small
 
 FOLDER = Path(__file__).parents[2] / "examples"
 

@@ -16,16 +16,14 @@ import pytest
 import torch
 
 import loopwright as lw
-from loopwright.commands.evaluation import evaluate
-from loopwright.commands.inference import generate
-from loopwright.commands.models import inspect
-from loopwright.commands.training.train import train as train_verb
-from loopwright.model.cost.cost import pass_flops
+from loopwright.commands import evaluate, generate, inspect
+from loopwright.commands.train import train as train_verb
+from loopwright.model.cost import pass_flops
 from loopwright.recipes import recipe
-from loopwright.settings import read_yaml, write_yaml
-from loopwright.train.loop import train
-from loopwright.train.recipe import make_recipe
-from loopwright.train.state import Run
+from loopwright.schema import read_yaml, write_yaml
+from loopwright.training.loop import train
+from loopwright.training.recipe import make_recipe
+from loopwright.training.report import Run
 from tests.own_kinds import own_kinds, table_of
 
 ROOT = Path(__file__).parent.parent.parent
@@ -54,7 +52,7 @@ def strange(outcome: Run) -> Iterator[Path]:
     with own_kinds():
         for place, name in OWN.items():
             del table_of(place)[name]
-        from loopwright import imports
+        from loopwright import registry as imports
 
         imports._FILES.clear()
         yield outcome.folder.path

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from loopwright.evaluate.heldout import HeldOut
+from loopwright.evaluation.text import HeldOut
 
 PASSAGES = 80
 TEXTS = ("test", "ood")

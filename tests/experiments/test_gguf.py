@@ -15,7 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import loopwright as lw
 from experiments.gguf import dequantise, find_gguf, unpermute
 from tests.cases import HERE, gap
-from tests.convert.parity import tiny
+from tests.checkpoints.parity import tiny
 
 SHARED = HERE.parent.parent / "shared" / "data"
 

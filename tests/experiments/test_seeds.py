@@ -20,7 +20,7 @@ from experiments.seeds import (
     pooled,
     share_of_gap,
 )
-from loopwright.evaluate.paired import compare
+from loopwright.evaluation.paired import compare
 from tests.experiments.results import PASSAGES, TEXTS, hard, held_out, result
 
 

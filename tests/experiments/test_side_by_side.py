@@ -27,9 +27,9 @@ from hypothesis import strategies as st
 from experiments import side_by_side
 from experiments.side_by_side import add_line, as_line, compared, folded, folder_of, missing, run_all
 from experiments.trained import Stopped
-from loopwright.evaluate.heldout import HeldOut
+from loopwright.evaluation.text import HeldOut
 from loopwright.metrics.intervals import by_unit
-from loopwright.train.reporting.progress import StopRequest
+from loopwright.training.report import StopRequest
 from tests.experiments.results import hard, held_out
 
 LEAVES = st.none() | st.booleans() | st.integers() | st.text() | st.floats(-1e300, 1e300)

@@ -19,13 +19,10 @@ from experiments.ouroboros.run import main
 from experiments.side_by_side import as_line, made_by
 from experiments.trained import Stopped, Trained, resumptions, train_once
 from loopwright.recipes import recipe
-from loopwright.train.job import Job
-from loopwright.train.objectives.losses import OBJECTIVES
-from loopwright.train.reporting.log import untimed
-from loopwright.train.reporting.progress import Silent
-from loopwright.train.reporting.spikes import BEFORE, spikes
-from loopwright.train.state import Progress
-from tests.train.runs import RICH, Poisoned, small
+from loopwright.training.objectives.losses import OBJECTIVES
+from loopwright.training.report import BEFORE, Progress, Silent, spikes, untimed
+from loopwright.training.run import Job
+from tests.training.runs import RICH, Poisoned, small
 
 
 def trained(log: list[dict[str, Any]]) -> Trained:
@@ -61,7 +58,7 @@ def test_a_run_that_was_stopped_is_not_measured(monkeypatch: pytest.MonkeyPatch,
     stopped = SimpleNamespace(
         finished=False, folder=SimpleNamespace(log=tmp_path / "log.jsonl"), progress=SimpleNamespace(update=3)
     )
-    monkeypatch.setattr(import_module("loopwright.train.loop"), "train", lambda *_, **__: stopped)
+    monkeypatch.setattr(import_module("loopwright.training.loop"), "train", lambda *_, **__: stopped)
     with pytest.raises(RuntimeError, match="stopped after 3 of 7 updates; nothing is measured"):
         train_once(SimpleNamespace(updates=7))  # type: ignore[arg-type]
 

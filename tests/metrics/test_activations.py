@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loopwright.metrics.activations import massive_activations
+from loopwright.metrics.predictions import massive_activations
 
 
 def test_a_planted_one_is_found_and_both_thresholds_count() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from loopwright.metrics.distance import (
+from loopwright.metrics.attention import (
     attention_bound,
     attention_distance,
     attention_distances,
@@ -21,7 +21,7 @@ from loopwright.metrics.distance import (
     squared_attention_distance,
     weight_norm,
 )
-from loopwright.model.tap import Recorder
+from loopwright.model.taps import Recorder
 from tests.cases import noisy
 from tests.metrics.maps import causal_maps, with_padding
 

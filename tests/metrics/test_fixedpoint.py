@@ -8,9 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from loopwright.metrics.distance import attention_distance
-from loopwright.metrics.fixedpoint import CONVERGENCE, convergence, farthest_layers, farthest_maps, fixed_point_gap
-from loopwright.metrics.residual import residual_cosine, residual_distance
+from loopwright.metrics.attention import attention_distance
+from loopwright.metrics.states import (
+    CONVERGENCE,
+    convergence,
+    farthest_layers,
+    farthest_maps,
+    fixed_point_gap,
+    residual_cosine,
+    residual_distance,
+)
 from tests.metrics.maps import causal_maps
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from loopwright.metrics.limits import FIXED_POINT, LIMITS, ORBIT, SLIDER, UNKNOWN, classify_limit, limit_counts, limit_curves
-from loopwright.metrics.residual import token_cosines
+from loopwright.metrics.states import token_cosines
 from tests.cases import golden_folders
 
 CASES = [

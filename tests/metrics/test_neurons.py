@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-import loopwright.metrics.neurons as module
-from loopwright.metrics.neurons import neuron_moments
+import loopwright.metrics.predictions as module
+from loopwright.metrics.predictions import neuron_moments
 
 
 def moments_of(effect: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loopwright.metrics.prediction import answer_flips, lens_reading, prediction_divergence, prediction_entropy, settled_step
+from loopwright.metrics.predictions import answer_flips, lens_reading, prediction_divergence, prediction_entropy, settled_step
 
 
 def test_known_distributions() -> None:

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from loopwright.metrics.residual import (
+from loopwright.metrics.states import (
     contraction,
     relative_step,
     residual_cosine,

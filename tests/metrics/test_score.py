@@ -9,16 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loopwright.metrics.score import (
-    TokenAccuracy,
-    chosen,
-    depth_rates,
-    exact_rows,
-    holds_from_to,
-    row_losses,
-    settled_depths,
-)
-from loopwright.model.forward.output import choosable, next_token_loss
+from loopwright.metrics.score import TokenAccuracy, chosen, depth_rates, exact_rows, holds_from_to, row_losses, settled_depths
+from loopwright.model.passes import choosable, next_token_loss
 
 LABELS = torch.tensor([[-100, -100, 2, 3], [-100, 1, 1, -100], [-100, -100, -100, -100], [2, -100, -100, 0]])
 

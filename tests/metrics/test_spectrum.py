@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loopwright.metrics.limits import LIMITS, classify_limit
-from loopwright.metrics.residual import token_cosines
 from loopwright.metrics.spectrum import (
     causal_radius,
     diagonal_blocks,
@@ -19,7 +18,8 @@ from loopwright.metrics.spectrum import (
     spectral_radius,
     turn_frequency,
 )
-from loopwright.train.monitor import state_map
+from loopwright.metrics.states import token_cosines
+from loopwright.training.monitor import state_map
 from tests.cases import noisy
 
 

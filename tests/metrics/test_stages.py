@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loopwright.metrics.stages import block_curves, block_halves, curve_correlation, curve_distance, relative_depth, resample
+from loopwright.metrics.attention import block_curves, block_halves, curve_correlation, curve_distance, relative_depth, resample
 
 
 @settings(max_examples=25)

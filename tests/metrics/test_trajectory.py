@@ -5,15 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from loopwright.metrics.trajectory import (
-    cycle_path,
-    last_tokens,
-    layer_paths,
-    pca_path,
-    pca_paths,
-    prompt_path,
-    step_windows,
-)
+from loopwright.metrics.states import cycle_path, last_tokens, layer_paths, pca_path, pca_paths, prompt_path, step_windows
 
 
 def spiral(steps: int = 20) -> torch.Tensor:

@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.utils import checkpoint as torch_checkpoint
 
 import loopwright as lw
-from loopwright.model.layers.block import Block
+from loopwright.model.layers import Block
 from tests.cases import SOME_TINY_CASES, TINY_CASES, gap, noisy
 
 

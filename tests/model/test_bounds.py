@@ -6,9 +6,8 @@ import time
 import pytest
 
 import loopwright as lw
-from loopwright.model.bounds import MOST, MOST_DEPTH, plain_parameters
-from loopwright.model.config import LoopedConfig
-from loopwright.model.cost import cost
+from loopwright.model import cost
+from loopwright.model.config import MOST, MOST_DEPTH, LoopedConfig, plain_parameters
 from loopwright.model.presets import PRESETS
 
 STEPS = {"max_steps": 4}

@@ -7,10 +7,10 @@ from transformers import AutoConfig
 
 import loopwright as lw
 from loopwright.model.config import CHOICES, PARTS, ROPE_TYPES, LoopedConfig
-from loopwright.model.parts.adapter import ADAPTERS
+from loopwright.model.parts.adapters import ADAPTERS
 from loopwright.model.parts.init import INITS
 from loopwright.model.presets import PRESETS
-from loopwright.settings import OF_YOUR_OWN, options_of
+from loopwright.schema import OF_YOUR_OWN, options_of
 
 EPS = " and an eps above 0 that float32 can hold"
 EVERY = [*PRESETS, *(f"{name}-tiny" for name in PRESETS)]

@@ -8,8 +8,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, pipeline
 
 import loopwright as lw
-from loopwright.model.cost import room
-from loopwright.model.generation import FIRST_CAPACITY, REPLAYED
+from loopwright.model import room
+from loopwright.model.causal_lm import FIRST_CAPACITY, REPLAYED
 from tests.cases import SOME_TINY_CASES, gap, noisy
 
 GREEDY = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 import loopwright as lw
-from loopwright.model.forward.output import next_token_loss
+from loopwright.model.passes import next_token_loss
 from loopwright.model.presets import PRESETS
-from loopwright.model.tap import Recorder
+from loopwright.model.taps import Recorder
 from tests.cases import gap, noisy
 
 NAMES = [f"{name}-tiny" for name in PRESETS]

@@ -17,10 +17,10 @@ from torch.utils._pytree import tree_map_only
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import loopwright as lw
-from loopwright.engine.prefix import Weights
+from loopwright.generation.prefix import Weights
 from loopwright.model.decode_graph import Addresses
-from loopwright.model.fused.offer import plain_because
-from loopwright.model.parts.adapter import diagonal
+from loopwright.model.offer import plain_because
+from loopwright.model.parts.adapters import diagonal
 from loopwright.model.quantised import METHODS, MOST_SETTINGS, is_plain, plain_tensors, wrong_quantisation
 from tests.cases import gap, noisy
 

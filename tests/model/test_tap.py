@@ -4,9 +4,9 @@ import pytest
 import torch
 
 import loopwright as lw
-from loopwright.model.forward.context import Pass, Place
 from loopwright.model.parts.part import FIRST
-from loopwright.model.tap import OF_PARTS, POINTS, Recorder
+from loopwright.model.passes import Pass, Place
+from loopwright.model.taps import OF_PARTS, POINTS, Recorder
 from tests.cases import gap, noisy
 
 IDS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6]])

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from loopwright.plot.drawing import CELLS, Drawing, Plotted, far_enough, mosaic, panels, shades
-from loopwright.plot.style import SIZES, STYLES
-from loopwright.plot.svg import SEEN, _apart, _needed
+from loopwright.plot.style import SEEN, SIZES, STYLES, _apart, _needed
 
 
 @pytest.mark.long

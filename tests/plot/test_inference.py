@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from loopwright.plot.drawing import Curve
-from loopwright.plot.inference import TradeOff, exit_trade_off, throughput_by_batch
+from loopwright.plot.figures import TradeOff, exit_trade_off, throughput_by_batch
 
 FIXED = Curve([1, 2, 3], [3.0, 2.0, 1.9])
 

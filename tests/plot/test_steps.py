@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
 from loopwright.plot.drawing import panels
-from loopwright.plot.steps import ENVELOPE, LINEAR_STEPS, _turns, _windows, over_steps, step_axis
+from loopwright.plot.figures import ENVELOPE, LINEAR_STEPS, _turns, _windows, over_steps, step_axis
 
 pytestmark = pytest.mark.usefixtures("unlaid")
 STEPS = range(1, 129)

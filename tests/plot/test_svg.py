@@ -7,8 +7,7 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from loopwright.plot.style import STYLES
-from loopwright.plot.svg import file_svg, page_svg
+from loopwright.plot.style import STYLES, file_svg, page_svg
 
 PAGE = '<svg style="x" width="200pt" height="100pt" viewBox="0 0 200 100">\n<path d="M 0 0" style="stroke: currentColor"/>\n</svg>'
 

@@ -9,8 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from loopwright.plot.drawing import line_style
-from loopwright.plot.style import COLOURS
-from loopwright.plot.training import (
+from loopwright.plot.figures import (
     Curve,
     Radius,
     accuracy_by_depth,
@@ -21,6 +20,7 @@ from loopwright.plot.training import (
     radius_by_depth,
     state_paths,
 )
+from loopwright.plot.style import COLOURS
 
 DEPTHS = [1, 2, 3, 4, 8, 16]
 CURVES = {

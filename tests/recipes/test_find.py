@@ -9,13 +9,13 @@ import pytest
 import torch
 
 import loopwright as lw
-from loopwright.commands.evaluation.evaluate import evaluate
-from loopwright.commands.training.recipes import recipes as show_recipes
-from loopwright.convert.parts import RECORD
+from loopwright.checkpoints.adapters import RECORD
+from loopwright.commands.evaluate import evaluate
+from loopwright.commands.recipes import recipes as show_recipes
 from loopwright.recipes import FOLDER, find, names, recipe
-from loopwright.train.loop import train
-from tests.generate.tiny import DENSE, WORDS, save_model
-from tests.train.runs import end_of, rows_of
+from loopwright.training.loop import train
+from tests.generation.tiny import DENSE, WORDS, save_model
+from tests.training.runs import end_of, rows_of
 
 
 def test_a_path_names_a_file_and_a_word_a_shipped_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 import loopwright as lw
-from loopwright.analysis.prompts import SETS
+from loopwright.analysis.study import SETS
 from loopwright.analysis.summary import PUBLISHED, LimitOptions, summarise
 from loopwright.analysis.trace.single_prompt import neuron_shares
 from loopwright.cli.runs import analyze
-from loopwright.commands.evaluation.analyze import Asked, opening_of, rows_of
+from loopwright.commands.analyze import Asked, opening_of, rows_of
 from loopwright.metrics import classify_limit, col_sum_concentration, mixing_score, residual_entropy, sink_rate, sink_score
 from loopwright.recipes import recipe
 from tests.cases import noisy
@@ -170,7 +170,7 @@ def test_an_analysis_asks_32_questions() -> None:
 @differs(SYSTEM, "system prompt and question")
 @same(SYSTEM, "system prompts: only the question's tokens are classified, and the padded control (Tables 3, 4)")
 def test_a_system_prompt_stands_before_each_question(tmp_path: Path) -> None:
-    from loopwright.source import Source
+    from loopwright.checkpoints.source import Source
     from tests.data.words import save_words
 
     save_words(tmp_path, bos=True)

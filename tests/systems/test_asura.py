@@ -12,18 +12,18 @@ from torch import Tensor
 
 import loopwright as lw
 from loopwright.data.batch import Batch
-from loopwright.model.cost.cost import parameters
+from loopwright.model.cost import parameters
 from loopwright.model.parts.part import FIRST
 from loopwright.model.presets import preset
 from loopwright.recipes import recipe
-from loopwright.settings import build_kind
-from loopwright.train.gradients.remat import REMATS
-from loopwright.train.loop import train
-from loopwright.train.objectives.losses import OBJECTIVES
-from loopwright.train.optim.optimisers import OPTIMISERS
-from loopwright.train.optim.schedule import SCHEDULES
-from loopwright.train.reporting.progress import Silent
-from loopwright.train.rollout import Plan, rollout
+from loopwright.schema import build_kind
+from loopwright.training.gradient import REMATS
+from loopwright.training.loop import train
+from loopwright.training.objectives.losses import OBJECTIVES
+from loopwright.training.optim import SCHEDULES
+from loopwright.training.optimisers import OPTIMISERS
+from loopwright.training.report import Silent
+from loopwright.training.rollout import Plan, rollout
 from tests.cases import noisy
 from tests.systems.items import differs, same
 

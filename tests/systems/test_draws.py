@@ -14,13 +14,13 @@ from torch import Tensor
 import loopwright as lw
 from loopwright.model.config import LoopedConfig
 from loopwright.model.parts.state import STATES, NoiseState
-from loopwright.retrofit.systems import SYSTEMS
-from loopwright.settings import build_kind
-from loopwright.train.depth import RULES
-from loopwright.train.rollout import Plan
+from loopwright.retrofitting.systems import SYSTEMS
+from loopwright.schema import build_kind
+from loopwright.training.depth import RULES
+from loopwright.training.rollout import Plan
 from tests.cases import noisy
 from tests.systems.items import differs, same
-from tests.train.test_fresh_start import NOISE, check_fresh, starts_of
+from tests.training.test_fresh_start import NOISE, check_fresh, starts_of
 
 HUGINN, RETROFIT, ANALYSIS = "Huginn", "Retrofitted recurrence", "A mechanistic analysis"
 STD = math.sqrt(2 / (5 * 5280))

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from loopwright.engine.request import RequestOptions
-from loopwright.engine.scheduler import Scheduler
-from loopwright.generate.exit_rules import EXITS, build_exit
-from loopwright.settings import options_of
+from loopwright.generation.exit_rules import EXITS, build_exit
+from loopwright.generation.request import RequestOptions
+from loopwright.generation.scheduler import Scheduler
+from loopwright.schema import options_of
 from tests.cases import noisy
-from tests.engine.mix import make, recomputed, serve
+from tests.generation.mix import make, recomputed, serve
 from tests.systems.items import differs, same
 
 HUGINN = "Huginn"

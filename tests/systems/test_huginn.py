@@ -15,13 +15,12 @@ import loopwright as lw
 from loopwright.data.batch import Batch
 from loopwright.data.build import build_data
 from loopwright.recipes import recipe
-from loopwright.settings import build_kind
-from loopwright.train.depth import RULES
-from loopwright.train.objectives.losses import OBJECTIVES
-from loopwright.train.optim.ellis import EllisAdam
-from loopwright.train.optim.optimisers import OPTIMISERS
-from loopwright.train.optim.schedule import SCHEDULES
-from loopwright.train.rollout import Plan, rollout
+from loopwright.schema import build_kind
+from loopwright.training.depth import RULES
+from loopwright.training.objectives.losses import OBJECTIVES
+from loopwright.training.optim import SCHEDULES
+from loopwright.training.optimisers import OPTIMISERS, EllisAdam
+from loopwright.training.rollout import Plan, rollout
 from tests.cases import noisy
 from tests.data.words import save_words
 from tests.systems.items import differs, same

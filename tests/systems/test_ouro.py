@@ -10,13 +10,13 @@ from torch import Tensor
 
 import loopwright as lw
 from loopwright.data.batch import Batch
-from loopwright.generate.exit_rules import build_exit
+from loopwright.generation.exit_rules import build_exit
 from loopwright.model.config import LoopedConfig
 from loopwright.recipes import recipe
-from loopwright.train.models import FromWeights
-from loopwright.train.objectives.losses import ExitGateStage, ExpectedExit
-from loopwright.train.recipe import Recipe
-from loopwright.train.rollout import Plan, rollout
+from loopwright.training.model import FromWeights
+from loopwright.training.objectives.losses import ExitGateStage, ExpectedExit
+from loopwright.training.recipe import Recipe
+from loopwright.training.rollout import Plan, rollout
 from tests.systems.items import differs, same
 from tests.systems.test_rltt import T, answers, per_loop, policy
 

@@ -19,23 +19,23 @@ from torch import Tensor, nn
 import loopwright as lw
 from loopwright.data.batch import Batch
 from loopwright.data.text import FINEWEB
-from loopwright.model.cost.cost import skeleton
-from loopwright.model.forward.context import Place
-from loopwright.model.parts.adapter.effects import Adaptation
+from loopwright.model.cost import skeleton
+from loopwright.model.parts.adapters.effects import Adaptation
 from loopwright.model.parts.part import StepIndex
-from loopwright.model.tap import Recorder
+from loopwright.model.passes import Place
+from loopwright.model.taps import Recorder
 from loopwright.recipes import recipe
-from loopwright.retrofit.layout import find_layout
-from loopwright.retrofit.systems import SYSTEMS, make_plan
-from loopwright.settings import build_kind
-from loopwright.train.depth import RULES
-from loopwright.train.objectives.losses import OBJECTIVES
-from loopwright.train.optim.optimisers import OPTIMISERS
-from loopwright.train.optim.schedule import SCHEDULES
-from loopwright.train.optim.trainable import choose, drawn_plans
-from loopwright.train.rollout import Plan, rollout
+from loopwright.retrofitting.layout import find_layout
+from loopwright.retrofitting.systems import SYSTEMS, make_plan
+from loopwright.schema import build_kind
+from loopwright.training.depth import RULES
+from loopwright.training.objectives.losses import OBJECTIVES
+from loopwright.training.optim import SCHEDULES
+from loopwright.training.optimisers import OPTIMISERS
+from loopwright.training.rollout import Plan, rollout
+from loopwright.training.trainable import choose, drawn_plans
 from tests.cases import gap, golden_folders, noisy
-from tests.convert.dense import IDS, source
+from tests.checkpoints.dense import IDS, source
 from tests.systems.items import differs, same
 
 SYSTEM = "Ouroboros"
@@ -287,8 +287,8 @@ def test_the_halter() -> None:
 
 @same(SYSTEM, "share of the gap that is recovered: 51.3 %")
 def test_share_recovered() -> None:
-    from loopwright.evaluate.paired import recovered
-    from tests.evaluate.test_paired import report
+    from loopwright.evaluation.paired import recovered
+    from tests.evaluation.test_paired import report
 
     found = [report(torch.full((1, 80), loss, dtype=torch.float64)) for loss in (5.080, 8.975, 1.378)]
     share = recovered(found[0], worse=found[1], better=found[2]).share

@@ -8,8 +8,8 @@ import torch.nn.functional as F
 
 import loopwright as lw
 from loopwright.model.parts.part import FIRST
-from loopwright.settings import build_kind
-from loopwright.train.optim.optimisers import OPTIMISERS
+from loopwright.schema import build_kind
+from loopwright.training.optimisers import OPTIMISERS
 from tests.systems.items import differs, same
 
 SYSTEM = "Parcae"

@@ -9,17 +9,17 @@ import torch
 from torch import Tensor
 
 import loopwright as lw
+from loopwright.checkpoints.source import Source
 from loopwright.data.batch import Batch
-from loopwright.source import Source
 from loopwright.storage.files import read_json, write_json
-from loopwright.train.loop import train
-from loopwright.train.objectives.losses import ExitGateStage
-from loopwright.train.rollout import Plan, rollout
+from loopwright.training.loop import train
+from loopwright.training.objectives.losses import ExitGateStage
+from loopwright.training.rollout import Plan, rollout
 from tests.cases import gap, golden_folders, noisy
-from tests.convert.golden import Case
-from tests.convert.parity import folder_copy
+from tests.checkpoints.golden import Case
+from tests.checkpoints.parity import folder_copy
 from tests.systems.items import differs, same
-from tests.train.runs import rows_of, small
+from tests.training.runs import rows_of, small
 
 OURO = golden_folders("ouro-gqa")[0]
 IDS = torch.tensor([[3, 1, 4, 1, 5, 9, 2], [2, 7, 1, 8, 2, 8, 1]])

@@ -12,8 +12,8 @@ from torch import Tensor
 
 import loopwright as lw
 from loopwright.recipes import recipe
-from loopwright.retrofit.layout import find_layout, stepwise
-from loopwright.train.models import FromRetrofit
+from loopwright.retrofitting.layout import find_layout, stepwise
+from loopwright.training.model import FromRetrofit
 from tests.cases import noisy
 from tests.systems.items import differs, same
 

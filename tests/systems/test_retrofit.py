@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 import loopwright as lw
 from loopwright.recipes import recipe
-from loopwright.settings import build_kind
-from loopwright.train.depth import RULES
-from loopwright.train.optim.optimisers import OPTIMISERS
-from loopwright.train.optim.schedule import SCHEDULES
+from loopwright.schema import build_kind
+from loopwright.training.depth import RULES
+from loopwright.training.optim import SCHEDULES
+from loopwright.training.optimisers import OPTIMISERS
 from tests.cases import noisy
 from tests.systems.items import differs, same
 

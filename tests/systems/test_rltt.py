@@ -11,9 +11,9 @@ from torch import Tensor
 
 import loopwright as lw
 from loopwright.data.batch import Batch
-from loopwright.train.objectives.grpo import Grpo, Likelihoods, divergence
-from loopwright.train.objectives.readout import find_targets
-from loopwright.train.rollout import Plan, rollout
+from loopwright.training.grpo import Grpo, Likelihoods, divergence
+from loopwright.training.objectives.readout import find_targets
+from loopwright.training.rollout import Plan, rollout
 from tests.cases import noisy
 from tests.systems.items import differs, same
 

@@ -22,19 +22,18 @@ from loopwright.data.records import drawn_places
 from loopwright.data.tasks.addition import Addition
 from loopwright.metrics.score import exact_rows
 from loopwright.recipes import recipe
-from loopwright.run import RunFolder
-from loopwright.settings import build_kind
-from loopwright.train.depth import RULES
-from loopwright.train.devices.distributed import join
-from loopwright.train.devices.training_module import TrainingModule
-from loopwright.train.job import Job
-from loopwright.train.objectives.direction import windows
-from loopwright.train.objectives.jacobian import JacobianPenalty
-from loopwright.train.objectives.losses import Final
-from loopwright.train.objectives.penalties import PENALTIES, StateChange, Weighted
-from loopwright.train.optim.schedule import SCHEDULES
-from loopwright.train.reporting.progress import Silent
-from loopwright.train.rollout import Plan, Rollout, rollout
+from loopwright.schema import build_kind
+from loopwright.storage.run import RunFolder
+from loopwright.training.depth import RULES
+from loopwright.training.distributed import join
+from loopwright.training.module import TrainingModule
+from loopwright.training.objectives.jacobian import JacobianPenalty, windows
+from loopwright.training.objectives.losses import Final
+from loopwright.training.objectives.penalties import PENALTIES, StateChange, Weighted
+from loopwright.training.optim import SCHEDULES
+from loopwright.training.report import Silent
+from loopwright.training.rollout import Plan, Rollout, rollout
+from loopwright.training.run import Job
 from tests.cases import noisy
 from tests.systems.items import differs, same
 

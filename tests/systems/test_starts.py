@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import loopwright as lw
 from loopwright.model.parts.init import INITS, ZERO, Law
 from loopwright.model.presets import PRESETS
-from tests.convert.dense import source
+from tests.checkpoints.dense import source
 from tests.systems.items import differs, same
 
 RESIDUAL = ("self_attn.o_proj.weight", "mlp.down_proj.weight")  # maps whose output joins the residual stream

@@ -10,8 +10,8 @@ import loopwright as lw
 from loopwright.data.batch import Batch
 from loopwright.model.parts.part import StepIndex
 from loopwright.recipes import recipe
-from loopwright.train.objectives.losses import Ponder
-from loopwright.train.rollout import Plan, rollout
+from loopwright.training.objectives.losses import Ponder
+from loopwright.training.rollout import Plan, rollout
 from tests.cases import noisy
 from tests.systems.items import differs, same
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import loopwright as lw
-from loopwright.vllm.depths import DepthTable, check_runner, salted, wanted_depth
+from loopwright.vllm.plugin import DepthTable, check_runner, salted, wanted_depth
 
 CONFIG = lw.preset("huginn-tiny")
 

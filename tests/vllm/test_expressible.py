@@ -8,7 +8,7 @@ import pytest
 
 import loopwright as lw
 from loopwright.model.presets import PRESETS
-from loopwright.vllm.expressible import check_expressible
+from loopwright.vllm.plugin import check_expressible
 
 CONTROLLER = {"kind": "controller", "rank": 4, "style": 8}
 

@@ -16,7 +16,7 @@ __all__ = ["vllm"]
 
 def test_depths_of_requests_reach_the_model(vllm: type[Attention]) -> None:
     model = SimpleNamespace(config=lw.preset("huginn-tiny"))
-    state = import_module("loopwright.vllm.model_state").LoopedModelState(None, model, None, torch.device("cpu"))
+    state = import_module("loopwright.vllm.model").LoopedModelState(None, model, None, torch.device("cpu"))
     state.add_request(1, SimpleNamespace(sampling_params=SimpleNamespace(extra_args={"depth": 2})))
     state.add_request(3, SimpleNamespace(sampling_params=None))
     batch = SimpleNamespace(

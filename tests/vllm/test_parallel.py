@@ -15,7 +15,7 @@ __all__ = ["vllm"]
 def test_the_maps_of_the_blocks_are_split_and_no_other(vllm: type[Attention]) -> None:
     model = lw.build("huginn-tiny")
     names = list(model.state_dict())
-    import_module("loopwright.vllm.parallel").split_linears(model, None)
+    import_module("loopwright.vllm.model").split_linears(model, None)
     linears = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
     assert {name for name, module in linears.items() if not isinstance(module, SplitLinear)} == {"lm_head", "injection.proj"}
     split = [module for module in linears.values() if isinstance(module, SplitLinear)]

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from loopwright.metrics.fixedpoint import CONVERGENCE, convergence
+from loopwright.metrics.states import CONVERGENCE, convergence
 
 Results = Sequence[Mapping[str, Any]]
 

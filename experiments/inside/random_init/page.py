@@ -11,7 +11,7 @@ from experiments.inside.figures_models import side_by_side
 from experiments.inside.random_init.claims import WORD, Cell, Claim, cells, judge
 from experiments.inside.random_init.plan import INJECTIONS, MAIN_LAYERS, MAIN_START, NORMS, SHARED, STARTS
 from experiments.pages import save_all
-from loopwright.analysis.figures.stages import LAYER_ENDS
+from loopwright.analysis.figures import LAYER_ENDS
 from loopwright.analysis.report.page import Grid, Outcome, Picture, Section, write_report
 from loopwright.plot.drawing import DASHES, Curve, Drawing
 from loopwright.plot.style import COLOURS

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 import loopwright as lw
-from loopwright.model.looped import LoopedForCausalLM
+from loopwright.model.causal_lm import LoopedForCausalLM
 from loopwright.model.parts.state import huginn_std
 
 STEPS = 128

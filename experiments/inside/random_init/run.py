@@ -36,7 +36,7 @@ def measure(row: Row, steps: int = STEPS) -> dict[str, Any]:
 
     import loopwright as lw
     from loopwright.analysis.summary import as_list
-    from loopwright.metrics.fixedpoint import CONVERGENCE, convergence
+    from loopwright.metrics.states import CONVERGENCE, convergence
 
     began = time.process_time()  # of the processor: other programs may run beside
     ids = prompts(row)
@@ -62,8 +62,7 @@ def fixed_gaps(residuals: Tensor) -> dict[str, Tensor]:
     layer which ends farthest."""
     import torch
 
-    from loopwright.metrics.fixedpoint import farthest_layers, pick_rows
-    from loopwright.metrics.residual import residual_cosine, residual_distance
+    from loopwright.metrics.states import farthest_layers, pick_rows, residual_cosine, residual_distance
 
     ends = residuals[:, :, -1].transpose(0, 1)  # [L, B, T, D]
     far = farthest_layers(ends)

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from loopwright.analysis.summary import as_list
-from loopwright.analysis.trace.maps import View, attention_rows
-from loopwright.metrics.distance import attention_bound, attention_distance, query_key_bound, rotary_weight_norm, weight_norm
-from loopwright.model.forward.span import place_tokens
-from loopwright.model.looped import LoopedForCausalLM
-from loopwright.model.tap import Recorder
+from loopwright.analysis.trace.collect import View, attention_rows
+from loopwright.metrics.attention import attention_bound, attention_distance, query_key_bound, rotary_weight_norm, weight_norm
+from loopwright.model.causal_lm import LoopedForCausalLM
+from loopwright.model.span import place_tokens
+from loopwright.model.taps import Recorder
 
 KINDS = ("change", "queries and keys", "proposition", "proposition without rotations")
 

@@ -22,15 +22,15 @@ from experiments.inside.stages.bound import bounds
 from experiments.pages import save_all
 from experiments.side_by_side import made_by
 from experiments.thin import rounded
-from loopwright.analysis.figures.states import pair_matrices
+from loopwright.analysis.figures import pair_matrices
 from loopwright.analysis.summary import summarise
 from loopwright.analysis.trace.edit import ablate_massive
 from loopwright.analysis.trace.places import Places
 from loopwright.analysis.trace.record import pad
 from loopwright.analysis.trace.single_prompt import PAIR_PROMPTS, compare_pairs
 from loopwright.analysis.trace.trace import Trace, trace
-from loopwright.model.looped import LoopedForCausalLM
-from loopwright.model.tap import Tap
+from loopwright.model.causal_lm import LoopedForCausalLM
+from loopwright.model.taps import Tap
 
 SETS = ("gsm8k", "hellaswag")
 FIRST = SETS[0]
@@ -54,7 +54,7 @@ class Sizes:
 
 def read_rows(tokenizer: Any, name: str, data: str, examples: int) -> list[list[int]]:
     """Returns the prompts of a set in a model's own tokens, with what its tokenizer opens any text with, short ones first."""
-    from loopwright.analysis.prompts import read_prompts
+    from loopwright.analysis.study import read_prompts
 
     texts = [str(prompt) for prompt in read_prompts(name, data=data, examples=examples)]
     return sorted(([*tokenizer.opening, *row] for row in tokenizer.encode(texts)), key=len)

@@ -14,11 +14,11 @@ import torch
 
 from experiments.inside.stages.measure import DEEP, FIRST, SETS
 from experiments.pages import last_of_each, number, percent, save_all, table
-from loopwright.analysis.figures.stages import LABELS, STAGES, by_layer, by_step
+from loopwright.analysis.figures import LABELS, STAGES, by_layer, by_step
 from loopwright.analysis.summary import grid, one_step
-from loopwright.metrics.stages import curve_correlation
+from loopwright.metrics.attention import curve_correlation
 from loopwright.plot.drawing import Axes, Curve, Drawing, lines, log_axis, panels
-from loopwright.plot.steps import step_axis
+from loopwright.plot.figures import step_axis
 
 Row = Mapping[str, Any]
 DENSE, CONTROL, RETROFIT, START = "SmolLM2-135M-Instruct", "control", "heal-0", "retrofit-start"

@@ -9,12 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from loopwright.analysis.figures import stages, states
+from loopwright.analysis import figures as stages
+from loopwright.analysis import figures as states
 from loopwright.analysis.report.findings import Finding, converges, one_layer, percent, safe
 from loopwright.analysis.report.findings import stages as stages_finding
 from loopwright.analysis.report.page import Grid, Outcome, Picture, Section, Slider, count, write_report
 from loopwright.plot.drawing import Drawing
-from loopwright.run import RunFolder
+from loopwright.storage.run import RunFolder
 
 Metrics = Mapping[str, Any]
 BETWEEN_LAYERS = ("same-and-farthest", "layer-paths", "limits-together")  # figures that say nothing of a core of one layer

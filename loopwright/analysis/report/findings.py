@@ -11,7 +11,7 @@ import torch
 
 from loopwright.analysis.summary import grid, one_step
 from loopwright.analysis.trace.places import Places
-from loopwright.metrics.stages import curve_correlation, curve_distance
+from loopwright.metrics.attention import curve_correlation, curve_distance
 
 Metrics = Mapping[str, Any]
 MOST = 0.95  # of tokens, layers or answers: what counts as nearly all

@@ -17,10 +17,10 @@ from torch import Tensor
 
 from loopwright.analysis.trace.places import Places
 from loopwright.model.config import LoopedConfig
-from loopwright.model.forward.context import STACKS
-from loopwright.model.parts.adapter import ADAPTERS, stack_of
+from loopwright.model.parts.adapters import ADAPTERS, stack_of
 from loopwright.model.parts.gate import GATES
-from loopwright.model.tap import POINTS, Tap, check_tap
+from loopwright.model.passes import STACKS
+from loopwright.model.taps import POINTS, Tap, check_tap
 
 Place = tuple[str, int, int]  # stack, step, layer
 Where = Callable[[str, int, int], bool]

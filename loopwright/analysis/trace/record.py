@@ -31,11 +31,11 @@ from loopwright.analysis.trace.trace import (
     trace,
     trace_depth,
 )
-from loopwright.model.looped import LoopedForCausalLM
-from loopwright.model.tap import Tap
+from loopwright.model.causal_lm import LoopedForCausalLM
+from loopwright.model.taps import Tap
+from loopwright.schema import check_whole
 from loopwright.storage.files import read_json, write_json, write_whole
 from loopwright.storage.folder import check_out, clear_leftovers
-from loopwright.values import check_whole
 
 SET = "set.json"
 WORDS = "loopwright-trace"  # the entry of a file's header that says which places there are

@@ -11,21 +11,19 @@ import torch
 from torch import Tensor
 
 from loopwright.analysis.summary import as_list
-from loopwright.analysis.trace.collect import Seen
+from loopwright.analysis.trace.collect import Seen, View, attention_rows
 from loopwright.analysis.trace.edit import check_edit
-from loopwright.analysis.trace.maps import View, attention_rows
 from loopwright.analysis.trace.places import Places
 from loopwright.analysis.trace.trace import trace
-from loopwright.metrics.distance import attention_distances, attention_pair_bytes, residual_pair_bytes
-from loopwright.metrics.neurons import KURTOSIS, neuron_moments
-from loopwright.metrics.residual import residual_cosines
+from loopwright.metrics.attention import attention_distances, attention_pair_bytes, residual_pair_bytes
+from loopwright.metrics.predictions import KURTOSIS, neuron_moments
 from loopwright.metrics.spectrum import leading_eigenvalues, turn_frequency
-from loopwright.metrics.trajectory import cycle_path, layer_paths, prompt_path
+from loopwright.metrics.states import cycle_path, layer_paths, prompt_path, residual_cosines
+from loopwright.model.causal_lm import LoopedForCausalLM
 from loopwright.model.config import LoopedConfig
-from loopwright.model.forward.context import Pass
-from loopwright.model.forward.span import place_tokens
-from loopwright.model.looped import LoopedForCausalLM
-from loopwright.model.tap import Recorder, Tap
+from loopwright.model.passes import Pass
+from loopwright.model.span import place_tokens
+from loopwright.model.taps import Recorder, Tap
 
 PAIR_STEPS = 8
 PAIR_PROMPTS = 8  # whose matrices are averaged, one prompt at a time

@@ -21,21 +21,21 @@ from loopwright.analysis.trace.collect import (
     Collector,
     EntropyStatistics,
     FixedPointStatistics,
+    LensStatistics,
     PartStatistics,
     ResidualStatistics,
     Sheet,
+    View,
     Watcher,
 )
 from loopwright.analysis.trace.edit import check_edit
-from loopwright.analysis.trace.lens import LensStatistics
-from loopwright.analysis.trace.maps import View
 from loopwright.analysis.trace.places import Places
+from loopwright.model.causal_lm import LoopedForCausalLM
 from loopwright.model.config import LoopedConfig
-from loopwright.model.forward.span import place_tokens
-from loopwright.model.looped import LoopedForCausalLM
-from loopwright.model.tap import Tap
-from loopwright.notebook import Shown
-from loopwright.settings import suggest
+from loopwright.model.span import place_tokens
+from loopwright.model.taps import Tap
+from loopwright.plot import Shown
+from loopwright.schema import suggest
 
 if TYPE_CHECKING:
     from rich.table import Table

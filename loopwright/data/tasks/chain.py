@@ -6,10 +6,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from loopwright.data.tasks.draw import Matrix, below
-from loopwright.data.tasks.table import ANSWERS, EOS, PAD, PADDINGS, Alphabet, Rows
-from loopwright.data.tasks.task import Task
-from loopwright.values import check_choice, check_count
+from loopwright.data.tasks.task import ANSWERS, EOS, PAD, PADDINGS, Alphabet, Matrix, Rows, Task, below
+from loopwright.schema import check_choice, check_count
 
 Operations = dict[str, list[int]]  # name → what each value becomes
 

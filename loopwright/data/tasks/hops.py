@@ -9,10 +9,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from loopwright.data.tasks.draw import Matrix, below, stream
-from loopwright.data.tasks.table import ANSWERS, EOS, PAD, Alphabet, Rows
-from loopwright.data.tasks.task import Task
-from loopwright.values import check_choice, check_count, check_number
+from loopwright.data.tasks.task import ANSWERS, EOS, PAD, Alphabet, Matrix, Rows, Task, below, stream
+from loopwright.schema import check_choice, check_count, check_number
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 MARK, NOWHERE, START = ">", "-", "^"

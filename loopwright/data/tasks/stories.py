@@ -10,10 +10,8 @@ from typing import Any
 import numpy as np
 
 from loopwright.data.batch import Progress, Splits
-from loopwright.data.tasks.draw import Matrix, below
-from loopwright.data.tasks.table import EOS, PAD, PADDINGS, Alphabet, Rows
-from loopwright.data.tasks.task import Task
-from loopwright.values import check_choice
+from loopwright.data.tasks.task import EOS, PAD, PADDINGS, Alphabet, Matrix, Rows, Task, below
+from loopwright.schema import check_choice
 
 GIRLS, BOYS = ("Anna", "Lily", "Mia"), ("Ben", "Max", "Tom")
 SLOTS: dict[str, tuple[str, ...]] = {

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from loopwright.model.parts.part import ANY_NUMBER, Part, StepIndex
-from loopwright.settings import Kinds
+from loopwright.schema import Kinds
 
 if TYPE_CHECKING:
     from loopwright.model.config import LoopedConfig

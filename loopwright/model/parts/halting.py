@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from loopwright.model.parts.init import Law, init_of
 from loopwright.model.parts.part import ABOVE_ZERO, ANY_NUMBER, LINEAR_INITS, Part, start_linears
-from loopwright.settings import Kinds, refuse_unknown
+from loopwright.schema import Kinds, refuse_unknown
 
 if TYPE_CHECKING:
     from loopwright.model.config import LoopedConfig

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 from torch import Tensor, nn
 
 from loopwright.model.parts.state import huginn_std
-from loopwright.settings import build_kind
+from loopwright.schema import build_kind
 
 if TYPE_CHECKING:
     from loopwright.model.config import LoopedConfig

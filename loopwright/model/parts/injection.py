@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from loopwright.model.parts.init import Law, init_of
 from loopwright.model.parts.part import Part, StepIndex, take
-from loopwright.settings import Kinds
+from loopwright.schema import Kinds
 
 if TYPE_CHECKING:
     from loopwright.model.config import LoopedConfig

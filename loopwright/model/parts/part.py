@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from loopwright.values import MOST_NUMBER
+from loopwright.schema import MOST_NUMBER
 
 if TYPE_CHECKING:
     from loopwright.model.config import LoopedConfig

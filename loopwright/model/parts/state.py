@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from loopwright.model.parts.part import ANY_NUMBER, FROM_ZERO, Part
-from loopwright.settings import Kinds
+from loopwright.schema import Kinds
 
 if TYPE_CHECKING:
     from loopwright.model.config import LoopedConfig

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from loopwright.analysis.figures import stages, states
+from loopwright.analysis import figures as stages
+from loopwright.analysis import figures as states
 from loopwright.analysis.report import analysis
 from loopwright.analysis.report.analysis import BETWEEN_LAYERS, MORE, READ, READ_DENSE, draw_all, sections, write_analysis
 from loopwright.analysis.report.page import _digest

@@ -169,8 +169,8 @@ def test_counts_have_their_ending():
 
 @pytest.mark.browser
 def test_a_line_is_read_out_under_the_pointer_and_nothing_complains(tmp_path: Path) -> None:
-    from loopwright.plot.training import Curve, accuracy_by_depth
-    from tests.explore.browser import chromium
+    from loopwright.plot.figures import Curve, accuracy_by_depth
+    from tests.serving.explore.browser import chromium
 
     drawing = accuracy_by_depth({"<b>plain": Curve([1, 2, 4, 8], [0.1, 0.9, 0.5, 0.1])})
     page = write_report(tmp_path / "report.html", "Depth", [Section("Accuracy", pictures=[Picture(drawing)])])

@@ -4,11 +4,10 @@ import pytest
 import torch
 
 import loopwright as lw
-from loopwright.analysis.trace.collect import ResidualStatistics, Sheet, Watcher, token_index
-from loopwright.analysis.trace.maps import View
+from loopwright.analysis.trace.collect import ResidualStatistics, Sheet, View, Watcher, token_index
 from loopwright.analysis.trace.places import Places
-from loopwright.model.forward.span import place_tokens
-from loopwright.model.tap import Recorder
+from loopwright.model.span import place_tokens
+from loopwright.model.taps import Recorder
 from tests.cases import noisy
 
 MASK = torch.tensor([[1, 1, 1, 1], [0, 1, 1, 0]])

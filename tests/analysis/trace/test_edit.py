@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from loopwright.analysis.trace.edit import ablate_massive, at, chain, change, check_edit, noise, patch, recorded, shown, swap, zero
 from loopwright.analysis.trace.trace import trace
 from loopwright.model.presets import PRESETS
-from loopwright.model.tap import OF_PARTS, POINTS, Recorder
+from loopwright.model.taps import OF_PARTS, POINTS, Recorder
 from tests.cases import gap, noisy
 
 IDS = torch.randint(0, 96, (2, 7), generator=torch.Generator().manual_seed(3))

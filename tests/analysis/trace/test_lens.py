@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from loopwright.analysis.trace.trace import trace
-from loopwright.metrics.prediction import prediction_divergence
+from loopwright.metrics.predictions import prediction_divergence
 from tests.analysis.trace.test_maps import IDS, MASK
 from tests.cases import gap, noisy
 

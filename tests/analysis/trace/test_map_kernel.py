@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from loopwright.analysis.trace.maps import View, sum_maps, sum_rows
-from loopwright.model.forward.span import place_tokens
+from loopwright.analysis.trace.collect import View, sum_maps, sum_rows
+from loopwright.model.span import place_tokens
 from tests.cases import gap
 
 # rows, tokens, heads, key heads, width, padded, window, type: few widths and types, since each is compiled apart

@@ -5,11 +5,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from loopwright.analysis.trace.maps import View, attention_rows, sum_maps
+from loopwright.analysis.trace.collect import View, attention_rows, sum_maps
 from loopwright.metrics.attention import col_sum_concentration, concentration_of, mixing_score
-from loopwright.model.forward.span import place_tokens
-from loopwright.model.fused import offer
-from loopwright.model.fused.offer import can_compile
+from loopwright.model import offer
+from loopwright.model.offer import can_compile
+from loopwright.model.span import place_tokens
 from tests.analysis.dense import dense_maps
 from tests.cases import gap, noisy
 

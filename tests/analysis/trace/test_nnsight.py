@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from loopwright.analysis.trace.edit import at, zero
-from loopwright.model.tap import Recorder
+from loopwright.model.taps import Recorder
 from tests.cases import gap, noisy
 
 pytestmark = pytest.mark.ecosystem

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loopwright.analysis.trace.places import Places
-from loopwright.model.tap import Recorder
+from loopwright.model.taps import Recorder
 from tests.cases import noisy
 
 COUNTS = st.integers(0, 4)

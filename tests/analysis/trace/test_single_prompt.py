@@ -19,7 +19,7 @@ from loopwright.analysis.trace.single_prompt import (
     state_paths,
 )
 from loopwright.metrics.spectrum import causal_radius
-from loopwright.metrics.trajectory import prompt_path
+from loopwright.metrics.states import prompt_path
 from tests.analysis.dense import dense_maps
 from tests.cases import gap, noisy
 

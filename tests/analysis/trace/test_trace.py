@@ -8,23 +8,22 @@ from loopwright.analysis.trace.collect import (
     AttentionStatistics,
     Capture,
     EntropyStatistics,
+    LensStatistics,
     ResidualStatistics,
     Sheet,
+    View,
     Watcher,
 )
-from loopwright.analysis.trace.lens import LensStatistics
-from loopwright.analysis.trace.maps import View
 from loopwright.analysis.trace.places import Places
 from loopwright.analysis.trace.trace import DEPTH, Trace, trace
-from loopwright.metrics.attention import col_sum_concentration, mixing_score, sink_score
-from loopwright.metrics.distance import attention_distance
-from loopwright.metrics.fixedpoint import farthest_maps
-from loopwright.model.forward.span import place_tokens
+from loopwright.metrics.attention import attention_distance, col_sum_concentration, mixing_score, sink_score
+from loopwright.metrics.states import farthest_maps
 from loopwright.model.presets import PRESETS
+from loopwright.model.span import place_tokens
 from tests.analysis.dense import dense_maps
 from tests.analysis.trace.test_maps import IDS, KINDS, MASK
 from tests.cases import UNLIKE, gap, noisy, some
-from tests.generate.tiny import STORIES
+from tests.generation.tiny import STORIES
 
 
 def same(a: torch.Tensor, b: torch.Tensor, within: float = 1e-5) -> bool:

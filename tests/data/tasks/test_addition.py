@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from loopwright.data.batch import Source
 from loopwright.data.tasks.addition import ALPHABET, Addition, add_digits
-from loopwright.data.tasks.table import Table
+from loopwright.data.tasks.task import Table
 
 
 def numbers(text: str, reverse: str = "answer") -> tuple[int, int, int]:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from loopwright.data.batch import IGNORED
 from loopwright.data.tasks.chain import OPERATIONS, Chain
-from loopwright.data.tasks.table import Table
+from loopwright.data.tasks.task import Table
 
 
 def apply(word: str, value: int, m: int) -> int:

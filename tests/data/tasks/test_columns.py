@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 import loopwright as lw
 from loopwright.data.batch import IGNORED
-from loopwright.data.tasks.columns import COLUMNS_ALPHABET, Columns, add_columns
-from loopwright.data.tasks.draw import stream
-from loopwright.data.tasks.table import Table
+from loopwright.data.tasks.addition import COLUMNS_ALPHABET, Columns, add_columns
+from loopwright.data.tasks.task import Table, stream
 
 SMALL = {"train": 40, "valid": 5, "test": 20}
 COUNTS = st.integers(0, 2**31 - 1)

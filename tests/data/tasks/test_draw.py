@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loopwright.data.tasks.draw import Matrix, apart, below, shares, shuffled, stream
+from loopwright.data.tasks.task import Matrix, apart, below, shares, shuffled, stream
 
 
 def letters(high: int, width: int, bits: np.random.PCG64, count: int) -> Matrix:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loopwright.data.tasks.hops import Hops
-from loopwright.data.tasks.table import Table
+from loopwright.data.tasks.task import Table
 
 
 def find(x: str, i: int) -> int | None:

@@ -14,7 +14,7 @@ from loopwright.confined import token_ids
 from loopwright.data.batch import IGNORED
 from loopwright.data.build import build_data
 from loopwright.data.tasks.addition import Addition
-from loopwright.data.tasks.table import EOS, PAD, Alphabet, Rows, Table, stack
+from loopwright.data.tasks.task import EOS, PAD, Alphabet, Rows, Table, stack
 
 LETTERS = Alphabet(["a", "b", "c", PAD, EOS])
 

@@ -10,12 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loopwright.data.tasks.addition import Addition
+from loopwright.data.tasks.addition import Addition, Columns
 from loopwright.data.tasks.chain import Chain
-from loopwright.data.tasks.columns import Columns
 from loopwright.data.tasks.hops import Hops
-from loopwright.data.tasks.table import EOS, Table
-from loopwright.data.tasks.task import Task
+from loopwright.data.tasks.task import EOS, Table, Task
 
 COUNTS = {"train": 60, "valid": 20, "test": 30}
 TASKS: dict[str, tuple[type[Task], dict[str, Any], str]] = {

@@ -32,7 +32,7 @@ from experiments.asura.plan import (
     rows,
 )
 from experiments.asura.run import SETTINGS, laid_over
-from loopwright.model.cost.cost import pass_flops
+from loopwright.model.cost import pass_flops
 from loopwright.recipes import recipe
 from tests.own_kinds import own_kinds
 

@@ -17,7 +17,7 @@ from experiments.asura.tables import (
     seeds_by_files,
 )
 from experiments.seeds import pooled
-from loopwright.train.reporting.spikes import BEFORE, DEVIATIONS, spikes
+from loopwright.training.report import BEFORE, DEVIATIONS, spikes
 from tests.experiments.results import TEXTS, result
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from experiments.exits.plan import MODELS, overrides
 from experiments.exits.tables import table
-from loopwright.evaluate.early_exit import ExitPoint, ExitReport
+from loopwright.evaluation.exits import ExitPoint, ExitReport
 
 
 def point(rule: str, steps: float, excess: float) -> ExitPoint:

@@ -7,7 +7,7 @@ import torch
 
 from experiments.halting.reading import between, by_need, correlation, limits, measure, mixed
 from experiments.halting.tokens import ColumnTokens, first_settled, token_needs
-from loopwright.data.tasks.columns import Columns
+from loopwright.data.tasks.addition import Columns
 from tests.cases import noisy
 
 

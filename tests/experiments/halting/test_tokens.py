@@ -10,7 +10,7 @@ import torch
 from experiments.halting.reading import measure
 from experiments.halting.tokens import BLOCKS, TOLERANCE, TextTokens, tenths
 from loopwright.data.tokens import Windows, kept_shards
-from loopwright.model.looped import LoopedForCausalLM
+from loopwright.model.causal_lm import LoopedForCausalLM
 from tests.cases import noisy
 
 

@@ -10,8 +10,8 @@ import torch
 import loopwright as lw
 from experiments.hops.measure import Answers, chain_answers, exits_of
 from loopwright.data.tasks.chain import Chain
-from loopwright.data.tasks.table import Table
-from loopwright.generate.exit_rules import build_exit
+from loopwright.data.tasks.task import Table
+from loopwright.generation.exit_rules import build_exit
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,8 @@ from experiments.hops.measure import DEPTHS, RULES
 from experiments.hops.plan import ARMS, GROUPS, Run
 from experiments.hops.reading import at_depth, at_own_depth
 from experiments.hops.run import carry_out, recipe_of, shared
-from loopwright.settings import build_kind
-from loopwright.train.depth import RULES as DEPTH_RULES
+from loopwright.schema import build_kind
+from loopwright.training.depth import RULES as DEPTH_RULES
 
 SMALL = (
     "updates=2", "batch=4", "schedule.warmup=1", "schedule.decay=1", "compile=false", "graph=false", "precision=fp32",

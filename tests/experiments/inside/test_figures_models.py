@@ -8,7 +8,7 @@ import xml.etree.ElementTree as ET
 import pytest
 
 from experiments.inside.figures_models import TITLE, side_by_side, stages_of_models
-from loopwright.analysis.figures.stages import STEP_ENDS
+from loopwright.analysis.figures import STEP_ENDS
 from loopwright.plot.drawing import Curve
 from tests.analysis.summaries import dense, looped
 

@@ -6,7 +6,7 @@ import pytest
 
 from experiments.inside.train_plan import INJECTED, SLOW, Row, likenesses, written
 from loopwright.model.config import LoopedConfig
-from loopwright.model.cost.cost import parameters
+from loopwright.model.cost import parameters
 from loopwright.model.presets import preset
 
 

@@ -8,9 +8,8 @@ import torch
 import loopwright as lw
 from experiments.leaving.reading import FIXED, MEANS, MOST, SIMPLE, exits, leaving
 from experiments.side_by_side import folded
-from loopwright.evaluate.heldout import HeldOut, held_out
-from loopwright.evaluate.passages import Passage, Passages
-from loopwright.model.looped import LoopedForCausalLM
+from loopwright.evaluation.text import HeldOut, Passage, Passages, held_out
+from loopwright.model.causal_lm import LoopedForCausalLM
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from experiments.ouroboros.plan import AT_DEPTH, CORES, LAYERS, ONCE_EQUAL, ONCE
 from experiments.ouroboros.rates import best_rates, grid, tuned
 from experiments.ouroboros.run import recipe_of
 from loopwright.model.config import LoopedConfig
-from loopwright.model.cost.cost import pass_flops
+from loopwright.model.cost import pass_flops
 from tests.experiments.ouroboros.test_rates import tried
 from tests.experiments.results import result
 

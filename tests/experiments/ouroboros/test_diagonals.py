@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from experiments.ouroboros.diagonals import Spoken, parted, sizes, spoken
-from loopwright.evaluate.passages import Passage, Passages
+from loopwright.evaluation.text import Passage, Passages
 from tests.cases import noisy
 
 

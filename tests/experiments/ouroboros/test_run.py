@@ -11,9 +11,9 @@ import pytest
 import loopwright as lw
 from experiments.ouroboros.plan import GROUPS, Row
 from experiments.ouroboros.run import depths_of, recipe_of, take_textbooks
-from loopwright.settings import build_kind, parse_overrides
-from loopwright.train.depth import RULES
-from loopwright.train.job import validation_depths
+from loopwright.schema import build_kind, parse_overrides
+from loopwright.training.depth import RULES
+from loopwright.training.run import validation_depths
 
 TRAINED = [row for group in GROUPS.values() for row in group() if row.objective is not None and row.seed == 0]
 

@@ -12,7 +12,7 @@ from experiments.ouroboros.plan import TOKEN
 from experiments.ouroboros.sources import main, sources
 from experiments.templates import ouroboros
 from loopwright.data.tokenizer import Tokenizer
-from loopwright.evaluate.passages import read_passages
+from loopwright.evaluation.text import read_passages
 from tests.data.words import save_words
 
 

@@ -22,7 +22,7 @@ from experiments.repeats.deep_tables import (
 from experiments.repeats.plan import DOCUMENTS, PARAMETERS, TESTED
 from experiments.seeds import mean_loss, reports
 from experiments.side_by_side import compared, folded
-from loopwright.evaluate.heldout import HeldOut
+from loopwright.evaluation.text import HeldOut
 from tests.experiments.results import hard, held_out
 
 ENTROPY = 0.5  # what this rule loses a token; the others lose nothing

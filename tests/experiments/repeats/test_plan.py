@@ -26,7 +26,7 @@ from experiments.repeats.plan import (
     whole_text,
 )
 from loopwright.model.config import LoopedConfig
-from loopwright.model.cost.cost import parameters, pass_flops
+from loopwright.model.cost import parameters, pass_flops
 from loopwright.model.presets import preset
 from loopwright.recipes import recipe
 

@@ -13,7 +13,7 @@ from transformers import LlamaConfig
 import loopwright as lw
 from experiments.gguf import dequantise
 from experiments.sft.blocks import dequantised, pack, unpack
-from tests.convert.parity import tiny
+from tests.checkpoints.parity import tiny
 from tests.experiments.test_gguf import write_gguf
 
 

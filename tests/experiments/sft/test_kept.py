@@ -15,7 +15,7 @@ from experiments.sft.kept import write
 from experiments.sft.plan import Places, Run
 from experiments.sft.run import keep, trained_once
 from experiments.sft.tables import page, read
-from loopwright.model.looped import LoopedForCausalLM
+from loopwright.model.causal_lm import LoopedForCausalLM
 from tests.experiments.sft.test_tables import row
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from experiments.sft.measure import result, results_alone
 from experiments.sft.plan import CHAT, Places, Run, later_runs, text_runs
-from loopwright.evaluate.passages import Passage, Passages
+from loopwright.evaluation.text import Passage, Passages
 
 
 class Letters:

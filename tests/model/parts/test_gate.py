@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from loopwright.metrics.dual import product
+from loopwright.model.causal_lm import LoopedForCausalLM
 from loopwright.model.config import LoopedConfig
-from loopwright.model.looped import LoopedForCausalLM
 from loopwright.model.parts.gate import GATES, LearnedGate, MixGate
 from loopwright.model.parts.part import StepIndex
-from loopwright.settings import build_kind
+from loopwright.schema import build_kind
 from tests.cases import gap, noisy
 
 CONFIG = LoopedConfig(hidden_size=16)

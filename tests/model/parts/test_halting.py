@@ -5,10 +5,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from loopwright.model.causal_lm import LoopedForCausalLM
 from loopwright.model.config import LoopedConfig
-from loopwright.model.looped import LoopedForCausalLM
 from loopwright.model.parts.halting import HALTINGS, AdaptiveComputation, ExitGate, products_before
-from loopwright.settings import build_kind
+from loopwright.schema import build_kind
 from tests.cases import gap, noisy
 
 CONFIG = LoopedConfig(hidden_size=8)

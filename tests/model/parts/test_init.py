@@ -11,7 +11,7 @@ from torch import nn
 
 import loopwright as lw
 from loopwright.model.parts.init import INITS, Init, Law, init_of
-from loopwright.settings import options_of
+from loopwright.schema import options_of
 
 
 @pytest.mark.parametrize("shape", ["zero", "normal", "truncated", "uniform"])

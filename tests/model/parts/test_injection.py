@@ -8,11 +8,11 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
+from loopwright.model.causal_lm import LoopedForCausalLM
 from loopwright.model.config import LoopedConfig
-from loopwright.model.looped import LoopedForCausalLM
 from loopwright.model.parts.injection import INJECTIONS, ConcatInjection, DiagonalInjection
 from loopwright.model.parts.part import StepIndex
-from loopwright.settings import build_kind
+from loopwright.schema import build_kind
 from tests.cases import gap
 
 WIDTH = 8

@@ -10,7 +10,7 @@ from loopwright.model.config import PARTS, LoopedConfig
 from loopwright.model.parts.gate import GATES, MixGate
 from loopwright.model.parts.part import Part, StepIndex, take, take_width
 from loopwright.model.parts.state import STATES, NoiseState
-from loopwright.settings import OF_YOUR_OWN, build_kind, check_kind, options_of
+from loopwright.schema import OF_YOUR_OWN, build_kind, check_kind, options_of
 
 
 def test_one_step_and_one_per_row_read_the_same_rows():

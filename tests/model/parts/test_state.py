@@ -8,10 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from loopwright.model.causal_lm import LoopedForCausalLM
 from loopwright.model.config import LoopedConfig
-from loopwright.model.looped import LoopedForCausalLM
 from loopwright.model.parts.state import STATES, NoiseState, hashed_normal
-from loopwright.settings import build_kind
+from loopwright.schema import build_kind
 from tests.cases import gap, noisy
 
 CONFIG = LoopedConfig(hidden_size=8)

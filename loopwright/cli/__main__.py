@@ -1,5 +1,0 @@
-"""`python -m loopwright.cli` is the command line too."""
-
-from loopwright.cli import main
-
-main()

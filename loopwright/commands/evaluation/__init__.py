@@ -1,1 +1,0 @@
-"""Verbs that measure a model: evaluate, compare, analyze."""

@@ -1,1 +1,0 @@
-"""Verbs that run a model: generate, chat, serve, explore, bench."""

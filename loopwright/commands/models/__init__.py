@@ -1,1 +1,0 @@
-"""Verbs about a model itself: list, inspect, check, retrofit, push."""

@@ -1,1 +1,0 @@
-"""Verbs that train: recipes, train, demo."""

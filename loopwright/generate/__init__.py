@@ -1,1 +1,0 @@
-"""Text from a model: streaming, and what each step would have said."""

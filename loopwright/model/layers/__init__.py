@@ -1,1 +1,0 @@
-"""The layers of a stack: norms, attention and the block around them."""

@@ -1,1 +1,0 @@
-"""What moves the parameters: optimisers, schedules, averages, and which parameters train."""
