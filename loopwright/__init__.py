@@ -6,8 +6,6 @@ The public names stand in `loopwright.public`, which is imported when one of the
 # ruff: noqa: F403, F405 (the star is for type checkers alone)
 from __future__ import annotations
 
-import sys
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from loopwright.autoregister import autoregister
@@ -83,15 +81,6 @@ if not TYPE_CHECKING:  # or every name would seem to be there
 
     def __dir__() -> list[str]:
         return sorted({*globals(), *__all__})
-
-    class _Package(ModuleType):
-        """Keeps a public name where a folder has the same: `lw.train` is the verb, also after `import loopwright.training.loop`."""
-
-        def __setattr__(self, name: str, value: Any) -> None:
-            if name not in __all__ or name in ("metrics", "parts") or not isinstance(value, ModuleType):
-                super().__setattr__(name, value)
-
-    sys.modules[__name__].__class__ = _Package
 
 
 autoregister()

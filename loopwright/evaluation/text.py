@@ -138,15 +138,15 @@ def read_passages(
     document = 0
     while (most is None or len(passages) < most) and (group := list(islice(records, GROUP))):
         texts = [text for record in group if (text := text_field(record, field)) is not None]
-        for ids, ends in tokenizer.encode_with_ends(texts) if texts else []:
-            passages += _cut(ids, ends, tokenizer.opening, context, document)
+        for ids, word_ends in tokenizer.encode_with_ends(texts) if texts else []:
+            passages += _cut(ids, word_ends, tokenizer.opening, context, document)
             document += 1
     if not passages:
         raise ValueError(f"{name}: {files} holds no text of two tokens or more")
     return Passages(name, context, tuple(passages[:most]), tokenizer.vocab_size)
 
 
-def _cut(ids: Sequence[int], ends: Sequence[int], opening: Sequence[int], context: int, document: int) -> list[Passage]:
+def _cut(ids: Sequence[int], word_ends: Sequence[int], opening: Sequence[int], context: int, document: int) -> list[Passage]:
     """The passages of one document. Bytes run from where the token before the first scored one ends: some tokenizers do not count
     the blank before a word into its beginning, but all know where a word ends (blanks alone may count to the next passage)."""
     size, passages = context - len(opening), []
@@ -156,8 +156,8 @@ def _cut(ids: Sequence[int], ends: Sequence[int], opening: Sequence[int], contex
         if len(piece) <= unscored:
             continue
         place = start + unscored
-        begin = 0 if place == 0 else ends[place - 1]
-        count = ends[start + len(piece) - 1] - begin
+        begin = 0 if place == 0 else word_ends[place - 1]
+        count = word_ends[start + len(piece) - 1] - begin
         passages.append(Passage((*opening, *piece), len(opening) + unscored, count, document))
     return passages
 

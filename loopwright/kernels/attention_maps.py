@@ -1,5 +1,5 @@
 """Sums over attention maps on a GPU, in two passes over tiles: no map is ever written to memory, and no sum depends on an order of
-threads. The numbers are those of `maps.sum_maps`, to rounding.
+threads. The numbers are those of `analysis.trace.collect.sum_maps`, to rounding.
 
 Products are formed in the numbers' own type and added in float32. The first pass finds the largest score and the mass of each row;
 the second walks down the columns, where every tile's share is known at once. No token sees a later one, so tiles above the diagonal
@@ -15,13 +15,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from loopwright.analysis.trace import collect as maps
+from loopwright.kernels import sizes
 
 TILES = {2: 64, 4: 32}  # tokens of a tile, by the bytes of a number: products of float32 are unrolled, and more of them spill
 TILE_BYTES = 2**14  # and two tiles of queries and two of keys, two stages of them in flight, fit every card from Ampere on (99 KiB)
 STAGES = 2
 LENGTHS = ["rows", "tokens", "mask_rows"]  # differ from batch to batch: one kernel serves all
-UNSEEN = tl.constexpr(maps.UNSEEN)
+UNSEEN = tl.constexpr(sizes.UNSEEN)
 
 
 @triton.jit

@@ -12,6 +12,7 @@ MOST_SPLITS = 32  # of one head, whose parts the last program adds up
 BUSY = 512  # programs that keep every processor of a large card at work
 LONGEST = 32  # new tokens of a row in a fused pass; longer ones were not measured
 MOST_IN_PASS = 128  # new tokens of all rows, where a row has several: there it takes 0.7 of the plain time, with more of them more
+UNSEEN = -1e30  # the score of a key that a query does not see
 MOST_QUERIES = 64  # of a program of `attend_many`: more would not fit its registers
 
 

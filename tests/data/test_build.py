@@ -27,7 +27,7 @@ TEXTS: dict[str, dict[str, Any]] = {
 
 
 def test_every_kind_is_here() -> None:
-    assert set(DATA) == {*TASKS, *TEXTS, "stories", "given"}  # which test_stories.py builds, and tests/test_verbs.py passes
+    assert set(DATA) == {*TASKS, *TEXTS, "stories", "given"}  # which test_stories.py builds, and tests/test_api.py passes
 
 
 @pytest.mark.parametrize("name", TASKS)

@@ -10,10 +10,7 @@ from tests.kernels.interpreted import DEVICE, need_triton, numbers
 
 need_triton()
 
-from loopwright.kernels.decode_attention import (
-    attend_many,
-    attend_one,
-)
+from loopwright.kernels.decode_attention import attend_many, attend_one  # noqa: E402
 
 HEADS, KEY_HEADS, SIZE, CAPACITY = 4, 2, 12, 40
 ROWS = (11, 0, 37)  # tokens before the new one

@@ -9,12 +9,7 @@ from tests.kernels.interpreted import need_triton, numbers
 
 need_triton()
 
-from loopwright.kernels.products import (
-    gemm_rows,
-    gemv,
-    norm_gemv,
-    norm_rows,
-)
+from loopwright.kernels.products import gemm_rows, gemv, norm_gemv, norm_rows  # noqa: E402
 
 EPS, WIDTH = 1e-5, 20
 NORMS = [(), ("input",), ("output",), ("residual",), ("input", "output", "residual")]

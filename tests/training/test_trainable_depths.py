@@ -97,7 +97,7 @@ def test_two_plans_stand_for_all(plans: list[Plan], pattern: str) -> None:
 
 @pytest.mark.parametrize(
     "kind", sorted(set(OBJECTIVES) - {"distil", "given", "grpo"})
-)  # test_distil has a teacher, tests/test_verbs.py one given, tests/training/objectives/test_grpo.py a reward
+)  # test_distil has a teacher, tests/test_api.py one given, tests/training/objectives/test_grpo.py a reward
 def test_every_objective_can_be_tried(kind: str) -> None:
     model = lw.build("universal-tiny" if kind == "ponder" else "ouro-1.4b-tiny")
     choose(model, ["halting.*"] if kind in ("ponder", "exit-gate") else ["core.*"])

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from loopwright.analysis.trace.places import Places
+from loopwright.kernels.sizes import UNSEEN
 from loopwright.metrics.attention import AttentionSums, attention_reading, bound_of_sizes, query_key_bound
 from loopwright.metrics.predictions import lens_reading
 from loopwright.metrics.states import (
@@ -42,7 +43,6 @@ from loopwright.model.span import Span
 from loopwright.model.taps import POINTS, Tap
 
 CHUNK = 2**25  # entries of maps held at once
-UNSEEN = -1e30
 
 
 @dataclass(frozen=True)

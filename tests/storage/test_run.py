@@ -19,7 +19,7 @@ from loopwright.storage import run as run_module
 from loopwright.storage.run import RunFolder, origin, saved, update_of
 from loopwright.version import VERSION
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 # its checkpoints
