@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from loopwright.autoregister import autoregister
+from loopwright.moved import keep_old_paths
 from loopwright.version import VERSION
 
 if TYPE_CHECKING:
@@ -84,3 +85,4 @@ if not TYPE_CHECKING:  # or every name would seem to be there
 
 
 autoregister()
+keep_old_paths()

@@ -19,7 +19,7 @@ BYTES_OF_RESULTS = 10_000_000
 
 # an import may point to an earlier row only, or stay inside its own package
 ROWS = [
-    {"autoregister", "kernels", "untrusted", "version"},
+    {"autoregister", "kernels", "moved", "untrusted", "version"},
     {"confined", "errors", "process", "schema", "storage"},
     {"metrics", "model", "plot", "registry"},
     {"data", "generation", "vllm"},
