@@ -25,7 +25,7 @@ import loopwright as lw
 from benchmarks.decode import models
 from benchmarks.pairs import no_options, report
 from loopwright.serving.models import ServedModel
-from loopwright.serving.schema import Limits
+from loopwright.serving.schema import ServerLimits
 from loopwright.serving.server import bind, make_server
 
 STREAMS, PROMPT, NEW = 32, 16, 16
@@ -40,7 +40,7 @@ def main(pairs: int = 5) -> None:
 
 def compare_with_engine(name: str, model: lw.LoopedForCausalLM, pairs: int) -> None:
     """Prints P20 for one model, over alternating pairs."""
-    limits = Limits(queue=STREAMS)
+    limits = ServerLimits(queue=STREAMS)
     served = ServedModel(name, model, words(model.config.vocab_size), limits=limits, max_rows=STREAMS, max_tokens=STREAMS * 64)
     server, listening = make_server({name: served}, lambda record: None, limits=limits), bind("127.0.0.1", 0)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})

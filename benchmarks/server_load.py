@@ -21,7 +21,7 @@ from benchmarks.decode import models
 from benchmarks.pairs import report
 from benchmarks.server import NEW, PROMPT, STREAMS, clocked, words
 from loopwright.serving.models import ServedModel
-from loopwright.serving.schema import Limits
+from loopwright.serving.schema import ServerLimits
 from loopwright.serving.server import bind, make_server
 
 REQUESTS = 5 * STREAMS
@@ -31,7 +31,7 @@ NAME = "ouro-small"
 def main(vllm: str) -> None:
     """Prints the generator's own report, then the ratio of three runs."""
     torch.set_num_threads(1)
-    model, limits = models()[NAME].eval(), Limits(queue=REQUESTS)
+    model, limits = models()[NAME].eval(), ServerLimits(queue=REQUESTS)
     tokenizer = words(model.config.vocab_size)
     served = ServedModel(NAME, model, tokenizer, limits=limits, max_rows=STREAMS, max_tokens=STREAMS * 64)
     server, listening = make_server({NAME: served}, lambda record: None, limits=limits), bind("127.0.0.1", 0)

@@ -25,7 +25,20 @@ from loopwright.evaluation.paired import Paired, compare_rows, paired_table
 from loopwright.evaluation.paired import compare as compare_texts
 from loopwright.evaluation.tasks import TaskEvaluation
 from loopwright.evaluation.text import HeldOut
-from loopwright.measuring import BATCH, Asked, Data, Evaluation, Hooks, Measuring, Model, Opened, Texts, by_depth, by_task, parts_of
+from loopwright.measuring import (
+    BATCH,
+    Data,
+    Evaluation,
+    EvaluationOptions,
+    Hooks,
+    Measuring,
+    Model,
+    Opened,
+    Texts,
+    by_depth,
+    by_task,
+    parts_of,
+)
 from loopwright.model.causal_lm import LoopedForCausalLM
 from loopwright.plot import Shown
 from loopwright.process import fitting_threads
@@ -113,7 +126,7 @@ def evaluate(
         on_start, on_report, on_progress: called with what will be measured, before the work; with each name and report; and with a
             name, what is done of it and how much there is.
     """
-    asked = Asked(
+    asked = EvaluationOptions(
         depths, rows, batch, data, splits, decode, text, tokenizer, context, field, teacher_forced, honest, exit, time, state_seeds,
         tasks, task_data, shots, asking,
     )  # fmt: skip
@@ -164,7 +177,7 @@ def compare(
     `depths` is one depth for both, or a pair; default: each model's own. A model that is named, not given, is opened on `device`.
     One that sees the future is refused: who is better could not be said.
     """
-    asked = Asked(data=data, text=text, tokenizer=tokenizer, splits=splits, rows=rows, batch=batch, context=context)
+    asked = EvaluationOptions(data=data, text=text, tokenizer=tokenizer, splits=splits, rows=rows, batch=batch, context=context)
     one, two = (Opened(model, "compare", device) for model in (first, second))
     if data is None and text is None and one.recipe is None:
         raise ValueError("compare: give data= (--data RECIPE: rows with answers) or text= (--text: files of running text)")

@@ -74,7 +74,7 @@ def _bounded(ids: list[int], text: str) -> list[int]:
     return ids
 
 
-class Words:
+class LocalTokenizer:
     """What a tokenizer makes of texts and of messages, in this process."""
 
     def __init__(self, tokenizer: Any) -> None:
@@ -99,7 +99,7 @@ class Words:
             raise ValueError(f"messages: the model's chat template refuses them ({reason})") from None
 
 
-class ConfinedWords(Words):
+class ConfinedTokenizer(LocalTokenizer):
     """The same in a process of its own, begun anew where it was ended for what it took."""
 
     def __init__(self, tokenizer: Any) -> None:
@@ -258,7 +258,7 @@ def _check_decoder(decoder: Any) -> None:
 class Confined:
     """What the process does with what it is asked."""
 
-    words: Words
+    words: LocalTokenizer
 
     def build(self, file: str) -> None:
         """Builds a tokenizer and lets it read short texts."""
@@ -270,7 +270,7 @@ class Confined:
 
     def keep(self, pickled: str) -> None:
         """Takes the tokenizer that later requests are about."""
-        self.words = Words(pickle.loads(base64.b64decode(pickled)))  # from the process that built it
+        self.words = LocalTokenizer(pickle.loads(base64.b64decode(pickled)))  # from the process that built it
 
     def encode(self, **given: Any) -> list[int]:
         """Returns the ids of a text."""

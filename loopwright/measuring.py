@@ -14,8 +14,8 @@ import torch
 from loopwright.checking.probes import Verdict
 from loopwright.checkpoints.source import Source, check_fit
 from loopwright.checkpoints.source import tokenizer as load_words
+from loopwright.data.batch import BatchSource as Rows
 from loopwright.data.batch import FirstRows, Splits
-from loopwright.data.batch import Source as Rows
 from loopwright.data.build import build_data
 from loopwright.data.records import Files
 from loopwright.data.tokenizer import NoTokenizer, Tokenizer
@@ -63,7 +63,7 @@ BELONGING = {
 
 
 @dataclass
-class Asked:
+class EvaluationOptions:
     """The options of `evaluate`, by its names, checked as far as can be before anything is opened."""
 
     depths: Any = None
@@ -319,7 +319,7 @@ class Evaluation(Reports[SweepReport | HeldOut | StartReport]):
         return f"Evaluation({'; '.join(repr(report) for report in self.reports.values())})"
 
 
-def by_depth(opened: Opened, asked: Asked, hooks: Hooks) -> Evaluation | ExitEvaluation:
+def by_depth(opened: Opened, asked: EvaluationOptions, hooks: Hooks) -> Evaluation | ExitEvaluation:
     """Measures texts, or rows of data: by depth, by exit rules, or from several starts."""
     if asked.text is None and asked.data is None and opened.recipe is None:
         opened.need_folder()
@@ -355,7 +355,7 @@ def by_depth(opened: Opened, asked: Asked, hooks: Hooks) -> Evaluation | ExitEva
 
 
 def _text_works(
-    opened: Opened, texts: Mapping[str, Passages], asked: Asked, depths: Sequence[int], causality: Verdict
+    opened: Opened, texts: Mapping[str, Passages], asked: EvaluationOptions, depths: Sequence[int], causality: Verdict
 ) -> dict[str, Work]:
     """Returns held-out losses to be measured, or exits on texts."""
     if asked.exit:
@@ -379,7 +379,7 @@ def _text_works(
 
 
 def _row_works(
-    opened: Opened, dataset: Splits, asked: Asked, depths: Sequence[int], causality: Verdict
+    opened: Opened, dataset: Splits, asked: EvaluationOptions, depths: Sequence[int], causality: Verdict
 ) -> dict[str, Work]:  # fmt: skip
     """Returns sweeps over depth to be measured, or exits on rows with answers."""
     parts, size = parts_of(dataset, asked.splits, asked.rows), asked.batch or BATCH
@@ -406,7 +406,7 @@ def _row_works(
 
 
 def _exit_works(
-    opened: Opened, parts: Mapping[str, Measured], asked: Asked, depth: int, causality: Verdict
+    opened: Opened, parts: Mapping[str, Measured], asked: EvaluationOptions, depth: int, causality: Verdict
 ) -> dict[str, Work]:  # fmt: skip
     """Returns what exit rules cost and give, to be measured on each part."""
     specs = exit_specs(asked.exit, opened.model)
@@ -438,7 +438,7 @@ def _from_starts(opened: Opened, work: Work, count: int) -> Work:
     return Work(StartReport, {"seeds": tuple(range(count))}, measure, work.few, work.shape)
 
 
-def by_task(opened: Opened, asked: Asked, hooks: Hooks) -> TaskEvaluation:
+def by_task(opened: Opened, asked: EvaluationOptions, hooks: Hooks) -> TaskEvaluation:
     """Measures tasks of lm-eval."""
     assert asked.tasks is not None
     names, how = task_names(asked.tasks), Asking(**asked.asking or {})

@@ -6,7 +6,7 @@ docs/extend.md says what each place calls.
 # ruff: noqa: F401 (imported to be found here)
 
 from loopwright.data.batch import Batch, FirstRows, Splits
-from loopwright.data.batch import Source as Samples
+from loopwright.data.batch import BatchSource as Samples
 from loopwright.data.tasks.task import Alphabet
 from loopwright.metrics.score import IGNORED, Metric
 from loopwright.model.config import LoopedConfig

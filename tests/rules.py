@@ -216,6 +216,16 @@ def public_names_have_docstrings(root: Path) -> list[str]:
     return found + [complaint for path, tree in trees.items() for complaint in missing(tree, path)]
 
 
+def class_names_are_unique(root: Path) -> list[str]:
+    """A class name stands for one thing in the whole package."""
+    places: dict[str, list[str]] = {}
+    for path, tree in sources(root):
+        for node in nodes(tree):
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(path)
+    return [f"{name} is a class of {' and of '.join(paths)}" for name, paths in sorted(places.items()) if len(paths) > 1]
+
+
 def defined_names(tree: ast.AST) -> Iterator[tuple[int, str]]:
     for node in nodes(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
@@ -332,6 +342,6 @@ def unnamed_entries(root: Path, entries: dict[str, set[str]]) -> list[str]:
 
 RULES: list[Rule] = [
     imports_point_down, optional_packages_stay_home, files_are_short, functions_are_short, folders_are_small,
-    every_room_has_its_tests, public_names_have_docstrings, glossary_words, module_names, one_loop, no_hasattr,
+    every_room_has_its_tests, public_names_have_docstrings, class_names_are_unique, glossary_words, module_names, one_loop, no_hasattr,
     no_machine_in_files, results_are_small,
 ]  # fmt: skip

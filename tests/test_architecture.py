@@ -22,7 +22,7 @@ from loopwright.model.parts.adapters import ADAPTERS
 from loopwright.model.parts.init import INITS
 from loopwright.model.presets import PRESETS, preset
 from loopwright.retrofitting.layout import LAYOUTS
-from loopwright.retrofitting.systems import SYSTEMS, Plan
+from loopwright.retrofitting.systems import SYSTEMS, RetrofitPlan
 from loopwright.schema import options_of
 from loopwright.training.gradient import REMATS
 from loopwright.training.grpo import REWARDS
@@ -33,6 +33,7 @@ from loopwright.training.tracking import TRACKERS
 from tests.rules import (
     RULES,
     Rule,
+    class_names_are_unique,
     every_room_has_its_tests,
     files_are_short,
     folders_are_small,
@@ -131,6 +132,7 @@ PLANTS: list[tuple[Rule, str, str, str]] = [
         '"""A."""\nclass A:\n    """A."""\n    def start(self): ...\n    def _own(self): ...\n',
         "start has no docstring",
     ),
+    (class_names_are_unique, "loopwright/model/gate.py", '"""G."""\nclass Gate:\n    """G."""\n', "Gate is a class of"),
     (glossary_words, "loopwright/model/part.py", "def f(latents): ...\n", "the name latents"),
     (glossary_words, "loopwright/model/part.py", "self.num_steps = 3\n", "the name num_steps"),
     (glossary_words, "loopwright/model/part.py", "class RecurrentBlock: ...\n", "the name RecurrentBlock"),
@@ -195,7 +197,7 @@ def all_options() -> list[str]:
     lines += [f"recipe {name}" for section in (Recipe, Orders, Validation, Saves) for name in section.__dataclass_fields__]
     for table, kinds in TRAINING.items():
         lines += [f"training {table} {' '.join([kind, *options_of(part)])}" for kind, part in kinds.items()]
-    lines += [f"retrofit {name}" for name in Plan.__dataclass_fields__]
+    lines += [f"retrofit {name}" for name in RetrofitPlan.__dataclass_fields__]
     lines += [f"retrofit layout {' '.join([kind, *options_of(rule)])}" for kind, rule in LAYOUTS.items()]
     weighing = [name for name in options_of(Weighted) if name not in ("penalty", "name")]
     lines += [f"training penalties {' '.join(weighing)}"]

@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 import loopwright as lw
 from loopwright import confined
 from loopwright.cli import main
-from loopwright.confined import ConfinedWords, LimitError, Words, check_tokenizer, token_ids
+from loopwright.confined import ConfinedTokenizer, LimitError, LocalTokenizer, check_tokenizer, token_ids
 from tests.generation.tiny import byte_tokenizer, save_model, word_tokenizer
 from tests.serving.live import live
 
@@ -54,22 +54,22 @@ def nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def apart() -> Iterator[ConfinedWords]:
-    words = ConfinedWords(word_tokenizer(chat=True))
+def apart() -> Iterator[ConfinedTokenizer]:
+    words = ConfinedTokenizer(word_tokenizer(chat=True))
     yield words
     words.close()
 
 
 @pytest.mark.long
-def test_apart_is_here(apart: ConfinedWords) -> None:
-    here = Words(apart.tokenizer)
+def test_apart_is_here(apart: ConfinedTokenizer) -> None:
+    here = LocalTokenizer(apart.tokenizer)
     for text in ("the cat sat", "", "a dog <end> ran", "x" * 999, "漢字 é"):
         assert apart.encode(text) == here.encode(text) and apart.encode(text, special=False) == here.encode(text, special=False)
     for opening in (True, False):
         assert apart.chat(ASKED, opening=opening) == here.chat(ASKED, opening=opening)
     letters = byte_tokenizer()
     with pytest.raises(ValueError, match="the model's chat template refuses them"):
-        Words(letters).chat([{"role": "user", "content": "a"}])
+        LocalTokenizer(letters).chat([{"role": "user", "content": "a"}])
 
 
 @pytest.mark.long
@@ -79,10 +79,10 @@ def test_what_is_imported_is_not_counted(tmp_path: Path, monkeypatch: pytest.Mon
     child.write_text("from loopwright import confined\nconfined.MEMORY = 2**27\nconfined.main()\n")
     popen = confined.subprocess.Popen
     monkeypatch.setattr(confined.subprocess, "Popen", lambda words, **given: popen([words[0], str(child)], **given))
-    words = ConfinedWords(word_tokenizer(chat=True))
+    words = ConfinedTokenizer(word_tokenizer(chat=True))
     try:
         assert words.encode("the cat sat") == words.tokenizer("the cat sat")["input_ids"]
-        assert words.chat(ASKED) == Words(words.tokenizer).chat(ASKED)
+        assert words.chat(ASKED) == LocalTokenizer(words.tokenizer).chat(ASKED)
     finally:
         words.close()
 
@@ -136,10 +136,10 @@ def test_a_text_that_grows_without_bound_is_stopped() -> None:
     words = byte_tokenizer()
     words.backend_tokenizer.normalizer = grown(14)
     with pytest.raises(LimitError, match="it makes 16,384 tokens of 1 characters"):
-        Words(words).encode("a")
+        LocalTokenizer(words).encode("a")
     words.chat_template = "a"
     with pytest.raises(LimitError, match="it makes 16,384 tokens of 1 characters"):
-        Words(words).chat(ASKED)
+        LocalTokenizer(words).chat(ASKED)
 
 
 def stopped(template: str, monkeypatch: pytest.MonkeyPatch) -> str:
@@ -147,7 +147,7 @@ def stopped(template: str, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setattr(confined, "CALL_SECONDS", 1)
     tokenizer = word_tokenizer()
     tokenizer.chat_template = "{% if messages[0].content == 'a' %}a{% else %}" + template + "{% endif %}"
-    words = ConfinedWords(tokenizer)
+    words = ConfinedTokenizer(tokenizer)
     try:
         with pytest.raises(LimitError) as refused:
             words.chat(ASKED)
@@ -180,7 +180,7 @@ def test_a_template_that_loops_holds_up_nobody_else(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(confined, "CALL_SECONDS", 2)
     tokenizer = word_tokenizer()
     tokenizer.chat_template = LOOP
-    words = ConfinedWords(tokenizer)
+    words = ConfinedTokenizer(tokenizer)
     ended: list[str] = []
     with live(words=words) as server:
 

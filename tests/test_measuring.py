@@ -14,7 +14,7 @@ from loopwright.checking.conformance import check
 from loopwright.commands import evaluate as module
 from loopwright.evaluation import likelihood
 from loopwright.evaluation.by_depth import SweepReport
-from loopwright.measuring import APART, BELONGING, Asked, Measuring, usual_depths
+from loopwright.measuring import APART, BELONGING, EvaluationOptions, Measuring, usual_depths
 from loopwright.training.depth import Fixed
 from tests.cases import noisy
 
@@ -28,7 +28,7 @@ GIVEN: dict[str, Any] = {  # a value of each option that it does not have where 
 @pytest.mark.parametrize(("name", "other"), [(name, other) for name, others in APART.items() for other in others])
 def test_options_of_one_form_do_not_go_with_another(name: str, other: str) -> None:
     with pytest.raises(ValueError, match=f"{name}: given with .*{other}.*does not go with it|{other}: given with .*{name}"):
-        Asked(**{each: GIVEN[each] for each in (name, other)})
+        EvaluationOptions(**{each: GIVEN[each] for each in (name, other)})
 
 
 @pytest.mark.parametrize(("names", "other"), [(name, other) for name, others in BELONGING.items() for other in others])
@@ -36,14 +36,14 @@ def test_options_of_a_form_need_it(names: str, other: str, tmp_path: Path, monke
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.txt").touch()
     with pytest.raises(ValueError, match=f"{other}: belongs to {names}, which is not given"):
-        Asked(**{other: GIVEN[other]})
+        EvaluationOptions(**{other: GIVEN[other]})
     owner = names.split(" or ")[-1]
-    assert getattr(Asked(**{owner: GIVEN[owner], other: GIVEN[other]}), other) == GIVEN[other]
+    assert getattr(EvaluationOptions(**{owner: GIVEN[owner], other: GIVEN[other]}), other) == GIVEN[other]
 
 
 def test_every_option_has_its_place() -> None:
     others = {other for each in (*APART.values(), *BELONGING.values()) for other in each} | {*APART}
-    assert others == set(GIVEN) and set(Asked.__dataclass_fields__) - others == {"depths", "rows", "batch"}
+    assert others == set(GIVEN) and set(EvaluationOptions.__dataclass_fields__) - others == {"depths", "rows", "batch"}
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_every_option_has_its_place() -> None:
 )
 def test_mistakes_are_one_line(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words) as error:
-        Asked(**options)
+        EvaluationOptions(**options)
     assert "\n" not in str(error.value)
 
 
@@ -71,10 +71,10 @@ def test_the_usual_depths_go_well_beyond_training() -> None:
     model = noisy("huginn-tiny")
     depths = usual_depths(Fixed(4), model)
     assert depths[:8] == [1, 2, 3, 4, 5, 6, 7, 8] and depths[-1] == 64
-    asked = Asked()
+    asked = EvaluationOptions()
     assert asked.depths_of(model, Fixed(4)) == depths and asked.depths_of(model, None) == [model.config.depth]
-    assert Asked(depths=3).depths_of(model, Fixed(4)) == [3]
-    assert Asked(exit="all").depths_of(model, Fixed(4)) == [model.config.depth]
+    assert EvaluationOptions(depths=3).depths_of(model, Fixed(4)) == [3]
+    assert EvaluationOptions(exit="all").depths_of(model, Fixed(4)) == [model.config.depth]
     dense = noisy("stars-addition-tiny", prelude_layers=1, core_layers=0, injection={"kind": "none"}, state={"kind": "input"})
     assert usual_depths(Fixed(4), dense) == [1]
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from experiments.hops.plan import HARDNESS
-from loopwright.data.batch import FirstRows, Source, Splits
+from loopwright.data.batch import BatchSource, FirstRows, Splits
 from loopwright.data.tasks.task import Table
 from loopwright.evaluation.exits import exit_depths, read_steps
 from loopwright.generation.exit_rules import ExitRule, build_exit, exit_family, parse_exit
@@ -74,7 +74,7 @@ def chain_answers(
         ))  # fmt: skip
 
 
-def read(model: LoopedForCausalLM, source: Source, families: Mapping[str, ExitRule], depth: int) -> Answers:
+def read(model: LoopedForCausalLM, source: BatchSource, families: Mapping[str, ExitRule], depth: int) -> Answers:
     """Returns all answers asked for in some rows."""
     table = read_steps(model, [(range(len(source)), source.batch(range(len(source))))], families, depth)
     return Answers(table.right, table.measured)

@@ -23,7 +23,7 @@ import torch
 from experiments.pages import save_all
 from experiments.side_by_side import add_line, as_line, made_by, names_of
 from experiments.trained import train_once
-from loopwright.data.batch import FirstRows, Source
+from loopwright.data.batch import BatchSource, FirstRows
 from loopwright.data.tasks.addition import COLUMNS_ALPHABET, Columns
 from loopwright.data.tasks.task import Matrix, Table, below, stream
 from loopwright.evaluation.by_depth import sweep
@@ -74,7 +74,7 @@ def carry_out(arm: str, seed: int, changes: Sequence[str], rows: int) -> dict[st
     torch.set_float32_matmul_precision("highest")
     model, splits = trained.outcome.model, trained.outcome.splits
     names = [f"length-{length}" for length in LENGTHS]
-    sources: dict[str, dict[str, Source]] = {
+    sources: dict[str, dict[str, BatchSource]] = {
         "test": {name: FirstRows(splits.tests[name], rows) for name in names if name in splits.tests}
     }
     sources |= {kind: {f"length-{n}": table(kind, n, rows) for n in LENGTHS} for kind in KINDS if kind != "stretches"}

@@ -17,7 +17,7 @@ from experiments.thin import rounded
 from experiments.trained import train_once
 
 if TYPE_CHECKING:
-    from loopwright.data.batch import Source
+    from loopwright.data.batch import BatchSource
     from loopwright.model.causal_lm import LoopedForCausalLM
 
 NEAR, FAR = list(range(1, 101)), [100, 128, 200, 300, 500, 700, 1000]
@@ -66,7 +66,7 @@ def carry_out(run: Run, *, extra: tuple[str, ...] = (), kept: Path | None = None
     }  # fmt: skip
 
 
-def state_path(model: LoopedForCausalLM, source: Source) -> dict[str, Any]:
+def state_path(model: LoopedForCausalLM, source: BatchSource) -> dict[str, Any]:
     """Returns the states of the first sum, all its tokens together, from the start to PATH_STEPS steps: their size, and where
     they lie in their own first two principal directions."""
     import torch

@@ -99,7 +99,7 @@ def summarise(traces: Iterable[Trace], *, answer_depth: int | None = None, limit
     by_place: dict[str, Moments] = {}
     by_step: dict[str, Moments] = {}
     settle = Settling(limits)
-    answers = Answers(answer_depth)
+    answers = StepAnswers(answer_depth)
     places: Places | None = None
     examples = tokens = 0
     for one in traces:
@@ -210,7 +210,7 @@ def _orbit(series: Tensor, numbers: Mapping[str, Tensor]) -> dict[str, Any]:
     return {"series": as_list(series), **parts, "by_place": stages}
 
 
-class Answers:
+class StepAnswers:
     """What the steps answer, over examples: the share that flips at each step, and that already says what the last step says."""
 
     def __init__(self, depth: int | None) -> None:

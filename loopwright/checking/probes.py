@@ -137,7 +137,7 @@ SEED = 20_250
 
 
 @dataclass(frozen=True)
-class Answer:
+class ProbeResult:
     """What one call gave: logits [B, T, V], and loss, cache and the logits of each step where the model returns them."""
 
     logits: Tensor
@@ -226,7 +226,7 @@ class Probe:
         """Returns the logits of an uncached pass, the global generators seeded first."""
         return self.call(ids, mask=mask, options=options).logits
 
-    def call(self, ids: Tensor, *, mask: Tensor | None = None, options: Mapping[str, Any] | None = None) -> Answer:
+    def call(self, ids: Tensor, *, mask: Tensor | None = None, options: Mapping[str, Any] | None = None) -> ProbeResult:
         """Calls the model without a cache, the global generators seeded first.
 
         A model that draws from the global generator is thus comparable with itself here; that it draws at all is found by
@@ -235,7 +235,7 @@ class Probe:
         torch.manual_seed(SEED)
         return self.call_unseeded(ids, mask=mask, options=options)
 
-    def call_unseeded(self, ids: Tensor, *, mask: Tensor | None = None, options: Mapping[str, Any] | None = None) -> Answer:
+    def call_unseeded(self, ids: Tensor, *, mask: Tensor | None = None, options: Mapping[str, Any] | None = None) -> ProbeResult:
         """Calls the model without a cache, the global generators as they are."""
         arguments: dict[str, Any] = {}
         if self.offers("use_cache"):
@@ -248,7 +248,7 @@ class Probe:
         """Returns the logits of a pass in chunks of these lengths, each after the cache of those before."""
         return torch.cat([answer.logits for answer in self.cached_answers(ids, [(length, {}) for length in chunks])], dim=1)
 
-    def cached_answers(self, ids: Tensor, chunks: Sequence[tuple[int, Mapping[str, Any]]]) -> Iterator[Answer]:
+    def cached_answers(self, ids: Tensor, chunks: Sequence[tuple[int, Mapping[str, Any]]]) -> Iterator[ProbeResult]:
         """Yields the answers to chunks of these lengths, each with its own options, after the cache of those before."""
         self.need("past_key_values")
         torch.manual_seed(SEED)
@@ -273,7 +273,7 @@ class Probe:
         finally:
             self.model.eval()
 
-    def _answer(self, ids: Tensor, given: dict[str, Any]) -> Answer:
+    def _answer(self, ids: Tensor, given: dict[str, Any]) -> ProbeResult:
         if self.depth is not None:
             given.setdefault("depth", self.depth)
         if "attention_mask" not in given and self._requires("attention_mask"):
@@ -286,7 +286,7 @@ class Probe:
             )
         if not logits.is_floating_point():
             raise TypeError(f"check: logits are {logits.dtype}; allowed: floating point")
-        return Answer(logits, find_loss(output), find_cache(output), find_steps(output))
+        return ProbeResult(logits, find_loss(output), find_cache(output), find_steps(output))
 
     def _positions(self, positions: Tensor) -> dict[str, Tensor]:
         """Returns the explicit positions that a foreign model is owed; loopwright's finds its own."""

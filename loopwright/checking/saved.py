@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from loopwright.checking.probes import Answer, NotOfferedError, Probe, Tally, Verdict, same_bits
+from loopwright.checking.probes import NotOfferedError, Probe, ProbeResult, Tally, Verdict, same_bits
 
 SHOWN_NAMES = 4
 IGNORED = -100
@@ -110,7 +110,7 @@ def _training_loss(probe: Probe) -> Tensor:
     return loss + _loss_of(probe.call(ids, options={**options, "select": "expected"}), ids)
 
 
-def _loss_of(answer: Answer, ids: Tensor) -> Tensor:
+def _loss_of(answer: ProbeResult, ids: Tensor) -> Tensor:
     if answer.loss is not None:
         return answer.loss
     return F.cross_entropy(answer.logits[:, :-1].flatten(0, 1).float(), ids[:, 1:].flatten())

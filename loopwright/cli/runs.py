@@ -279,7 +279,7 @@ def analyze(
     from loopwright.commands import analyze as verb
 
     verb.analyze(
-        model, verb.Asked(prompts, data, examples, seed, tokenizer, system, pad_system),
+        model, verb.PromptOptions(prompts, data, examples, seed, tokenizer, system, pad_system),
         depth=depth, compare=compare, batch=batch, pairs=pairs, state_seed=state_seed, ablate=ablate,
         limits=verb.LimitOptions(tau, p, series), device=device, dtype=dtype, out=out,
     )  # fmt: skip

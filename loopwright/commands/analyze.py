@@ -42,7 +42,7 @@ SHOWN_PROMPTS, LONGEST_PROMPT = 8, 120  # on the page; and letters of each
 
 
 @dataclass(frozen=True)
-class Asked:
+class PromptOptions:
     """What the prompts are, how many of them, and the tokenizer of text where the model has none; the system prompt before each (a
     text or a .txt file), which `padded` replaces by as many padding tokens."""
 
@@ -56,7 +56,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Plan:
+class AnalysisPlan:
     """How much is done at once, and where: prompts of a pass, steps whose pairs are compared, the device, the numbers' type."""
 
     batch: int
@@ -67,7 +67,7 @@ class Plan:
 
 def analyze(
     source: str,
-    asked: Asked,
+    asked: PromptOptions,
     *,
     depth: int | None = None,
     compare: str | None = None,
@@ -95,7 +95,7 @@ def analyze(
     if other is not None and other.config.is_looped:
         raise ValueError(f"compare: {compare} is looped; allowed: a dense model, whose layers run once")
     prompts = read_own(opened, asked) if asked.prompts == VALID else read_given(asked)
-    run, plan = RunFolder(out or f"runs/analyze-{Path(source).name}"), Plan(batch, pairs, where, kind)
+    run, plan = RunFolder(out or f"runs/analyze-{Path(source).name}"), AnalysisPlan(batch, pairs, where, kind)
     run.check_out("analyze")
     need_writable("analyze", run.traces, run.metrics, run.figures)
     # a compared model is looked at hours before its turn
@@ -170,20 +170,20 @@ def _made(prompts: Sequence[Prompt], words: Any) -> list[tuple[str, str]]:
     return [*how_made(), ("prompts", shown + more)]
 
 
-def read_given(asked: Asked) -> list[Prompt]:
+def read_given(asked: PromptOptions) -> list[Prompt]:
     """Returns the prompts of a file, a set or a text, at most as many as were asked for."""
     prompts = read_prompts(asked.prompts, data=asked.data)
     return [prompts[i] for i in _choose(len(prompts), asked)]
 
 
-def _choose(total: int, asked: Asked) -> list[int]:
+def _choose(total: int, asked: PromptOptions) -> list[int]:
     chosen = drawn(total, asked.examples, asked.seed)
     if len(chosen) < total:
         console().print(f"prompts: {len(chosen)} of {total:,}, drawn by seed {asked.seed} (--examples takes more)", markup=False)
     return chosen
 
 
-def read_own(source: Source, asked: Asked) -> list[Prompt]:
+def read_own(source: Source, asked: PromptOptions) -> list[Prompt]:
     """Returns validation rows of a run folder as token ids, without their padding and their answers."""
     if source.run is None or source.recipe is None or "data" not in source.recipe:
         raise ValueError(
@@ -207,7 +207,7 @@ def questions(rows: Sequence[tuple[Tensor, Tensor]]) -> list[Prompt]:
     return [row[: start + alike] for row, start in zip(ids, first, strict=True)]
 
 
-def opening_of(source: Source, asked: Asked) -> list[int]:
+def opening_of(source: Source, asked: PromptOptions) -> list[int]:
     """Returns the tokens of the system prompt, with what the tokenizer opens any text with; none where none is asked for."""
     if asked.system is None:
         if asked.padded:
@@ -243,7 +243,7 @@ def rows_of(
 
 
 def _study(
-    source: Source, rows: Sequence[Sequence[int]], folder: Path, plan: Plan, depth: int | None, ablate: bool,
+    source: Source, rows: Sequence[Sequence[int]], folder: Path, plan: AnalysisPlan, depth: int | None, ablate: bool,
     limits: LimitOptions = PUBLISHED,
     state_seed: int | None = None,
 ) -> dict[str, Any]:  # fmt: skip
@@ -265,7 +265,7 @@ def _study(
         )  # fmt: skip
 
 
-def _open(source: Source, plan: Plan) -> LoopedForCausalLM:
+def _open(source: Source, plan: AnalysisPlan) -> LoopedForCausalLM:
     try:
         return open_model(source, plan.dtype, plan.device)
     except (RuntimeError, MemoryError) as error:
@@ -276,7 +276,7 @@ def _open(source: Source, plan: Plan) -> LoopedForCausalLM:
         ) from None
 
 
-def check_memory(source: Source, prompts: Sequence[Sequence[int]], plan: Plan, depth: int | None) -> None:
+def check_memory(source: Source, prompts: Sequence[Sequence[int]], plan: AnalysisPlan, depth: int | None) -> None:
     """Says what the analysis of a model will hold, its weights included, and refuses what does not fit, with what would."""
     config, length = source.config, max(map(len, prompts))
     steps, rows = trace_depth(config, depth), min(plan.batch, len(prompts))

@@ -47,7 +47,7 @@ class Conversation(Protocol):
 
 
 @dataclass
-class Turns:
+class ChatTurns:
     """A conversation in the tokenizer's chat template."""
 
     tokenizer: Any
@@ -94,7 +94,7 @@ class Wishes:
     exit: dict[str, Any] | None
 
 
-class Chat:
+class ChatSession:
     """A model, a conversation with it, and the engine that answers, which keeps the keys of what was said."""
 
     def __init__(self, model: LoopedForCausalLM, tokenizer: Any, wishes: Wishes, context: int | None = None) -> None:
@@ -110,7 +110,7 @@ class Chat:
         """Forgets what was said."""
         self.conversation: Conversation = RunningText(self.tokenizer)
         if self.tokenizer.chat_template is not None:
-            self.conversation = Turns(self.tokenizer, self.model.config.vocab_size)
+            self.conversation = ChatTurns(self.tokenizer, self.model.config.vocab_size)
 
     def close(self) -> None:
         """Ends the engine and frees its keys."""
@@ -211,7 +211,7 @@ def chat(
     model = open_model(opened, kind, where)
     if state_seed is not None:
         checked_seed(model, state_seed)
-    session = Chat(model, words, Wishes(depth, sampling or Sampling(), max_new_tokens, seed, state_seed, rule), context)
+    session = ChatSession(model, words, Wishes(depth, sampling or Sampling(), max_new_tokens, seed, state_seed, rule), context)
     if lines is None and sys.stdin.isatty():
         say("/help lists the commands; Ctrl-D ends")
     with fitting_threads(model), contextlib.closing(session):

@@ -24,7 +24,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Column, Table
 
 from loopwright.checkpoints.source import Source
-from loopwright.confined import ConfinedWords, LimitError
+from loopwright.confined import ConfinedTokenizer, LimitError
 from loopwright.errors import one_line
 from loopwright.model.causal_lm import LoopedForCausalLM
 from loopwright.model.config import LoopedConfig
@@ -194,9 +194,9 @@ def open_tokenizer(source: Source, given: str | None = None) -> Any:
         raise FileNotFoundError(f"{error}; --tokenizer names one") from None
 
 
-def probed(name: str, tokenizer: Any) -> ConfinedWords:
+def probed(name: str, tokenizer: Any) -> ConfinedTokenizer:
     """Returns a tokenizer in a process of its own, in which it and its chat template have kept to the limits once."""
-    words = ConfinedWords(tokenizer)
+    words = ConfinedTokenizer(tokenizer)
     try:
         words.probe()
     except LimitError as error:

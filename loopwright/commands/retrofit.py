@@ -27,7 +27,7 @@ from loopwright.retrofitting.layout import Layout, find_layout
 from loopwright.retrofitting.search import Candidate, loss_of, search
 from loopwright.retrofitting.start import Reconstruction
 from loopwright.retrofitting.surgery import Conversion, convert, freeze_base, source_layers, start_gaps
-from loopwright.retrofitting.systems import Plan, make_plan, promised
+from loopwright.retrofitting.systems import RetrofitPlan, make_plan, promised
 from loopwright.schema import check_whole, parse_overrides
 from loopwright.untrusted import first_line
 
@@ -119,7 +119,7 @@ def card_sections(source: str, command: Sequence[str], made: Conversion, gaps: M
 
 
 def _check_used(
-    plan: Plan, search_text: str | None, text: str | None, by: str | None, depth: int | None, tokens: int | None
+    plan: RetrofitPlan, search_text: str | None, text: str | None, by: str | None, depth: int | None, tokens: int | None
 ) -> None:
     """Refuses options that nothing would read, or that another one undoes."""
     if by is not None and search_text is None:
@@ -205,7 +205,7 @@ def _layers(word: str | None) -> list[int] | None:
     return layers
 
 
-def _searched(dense: LoopedForCausalLM, ids: torch.Tensor, plan: Plan, by: str, depth: int) -> Layout:
+def _searched(dense: LoopedForCausalLM, ids: torch.Tensor, plan: RetrofitPlan, by: str, depth: int) -> Layout:
     """The best layout for the text, after a table of the best ones."""
     layout = find_layout(plan.layout, len(source_layers(dense)))
     with progress() as bar:
@@ -273,7 +273,7 @@ def _reconstruction_table(found: Sequence[Reconstruction]) -> Table:
     return rows
 
 
-def said_of(system: str, plan: Plan) -> str:
+def said_of(system: str, plan: RetrofitPlan) -> str:
     """Returns what a system says of itself, for the system as named alone, and of its start, as far as it holds for a plan."""
     promise = promised(system, plan)
     if promise is None:

@@ -56,7 +56,7 @@ def serve(
     try:
         from loopwright.serving.explore.views import EXPLORER
         from loopwright.serving.models import ServedModel
-        from loopwright.serving.schema import Limits
+        from loopwright.serving.schema import ServerLimits
         from loopwright.serving.server import bind, run
     except ModuleNotFoundError as error:
         raise ValueError(f"serve: the package {error.name} is missing; pip install 'loopwright[serve]'") from None
@@ -66,7 +66,7 @@ def serve(
     key = _key(api_key_env)
     _check_origins(cors_origin)
     _check_hosts(allowed_host)
-    limits = Limits(max_body, max_new_tokens, max_choices, max_depth, max_queue)
+    limits = ServerLimits(max_body, max_new_tokens, max_choices, max_depth, max_queue)
     opened = {name: Source(source) for name, source in named.items()}
     for source in opened.values():
         source.need_weights("serve")

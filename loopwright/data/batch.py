@@ -98,7 +98,7 @@ class Batch:
         return replace(self, **{name: x.to(device, non_blocking=True) for name, x in held.items()})
 
 
-class Source(Protocol):
+class BatchSource(Protocol):
     """Samples that can be asked for by index, in any order, any number of times, always with the same answer."""
 
     def __len__(self) -> int: ...
@@ -108,7 +108,7 @@ class Source(Protocol):
         ...
 
 
-def made_of(source: Source) -> dict[str, str]:
+def made_of(source: BatchSource) -> dict[str, str]:
     """Returns digests of a source's samples (`rows`), and of what these came from where it knows that. A source may have a method
     `made_of` that tells it; of others up to 64 samples, spread over them, are read."""
     told = getattr(source, "made_of", None)
@@ -134,7 +134,7 @@ def digest_of(*tensors: Tensor | None) -> str:
 class FirstRows:
     """The first rows of a source."""
 
-    def __init__(self, source: Source, rows: int) -> None:
+    def __init__(self, source: BatchSource, rows: int) -> None:
         self.source, self.rows = source, min(rows, len(source))
 
     def __len__(self) -> int:
@@ -159,14 +159,14 @@ class Owners:
     places: Tensor
 
 
-def documents_of(source: Source, indices: Sequence[int] | Tensor) -> Tensor | None:
+def documents_of(source: BatchSource, indices: Sequence[int] | Tensor) -> Tensor | None:
     """Returns the document of each token [B, T] of these samples, numbered through the source. None where each sample stands for
     itself: a source whose samples hold parts of documents, as windows of text do, has a method `documents` that tells it."""
     asked = getattr(source, "documents", None)
     return None if asked is None else asked(indices)
 
 
-def owners_of(source: Source, indices: Sequence[int] | Tensor, batch: Batch) -> Owners | None:
+def owners_of(source: BatchSource, indices: Sequence[int] | Tensor, batch: Batch) -> Owners | None:
     """Returns the documents of a batch's targets; None where each sample stands for itself."""
     found = documents_of(source, indices)
     if found is None:
@@ -181,9 +181,9 @@ def owners_of(source: Source, indices: Sequence[int] | Tensor, batch: Batch) -> 
 class Splits:
     """A dataset: what is trained on, what decides (when to stop, what is best), and what is only measured, by name."""
 
-    train: Source
-    valid: Source
-    tests: Mapping[str, Source] = field(default_factory=dict)
+    train: BatchSource
+    valid: BatchSource
+    tests: Mapping[str, BatchSource] = field(default_factory=dict)
     vocab_size: int = 0
     eos_id: int | None = None
     pad_id: int | None = None
@@ -259,10 +259,10 @@ class TokenRows:
 
 
 def splits(
-    train: Source | Sequence[Ids] | Tensor,
-    valid: Source | Sequence[Ids] | Tensor,
+    train: BatchSource | Sequence[Ids] | Tensor,
+    valid: BatchSource | Sequence[Ids] | Tensor,
     *,
-    tests: Mapping[str, Source | Sequence[Ids] | Tensor] | None = None,
+    tests: Mapping[str, BatchSource | Sequence[Ids] | Tensor] | None = None,
     tokenizer: Any = None,
     exact: bool = False,
     eos_id: int | None = None,
@@ -293,7 +293,7 @@ def splits(
     )  # fmt: skip
 
 
-def _source(rows: Any) -> Source:
+def _source(rows: Any) -> BatchSource:
     return rows if callable(getattr(rows, "batch", None)) else TokenRows(rows)
 
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from loopwright.data.batch import IGNORED, Batch, Progress, Splits
-from loopwright.data.records import Files, Part, Record, Records, text_field
+from loopwright.data.records import FilePart, Files, Record, Records, text_field
 from loopwright.data.text import GROUP, HubRows, named_tests, part_shards, split_parts, warn_of_leaks
 from loopwright.data.tokenizer import Tokenizer
 from loopwright.data.tokens import Document, Shards
@@ -100,7 +100,7 @@ class Chat:
             }  # fmt: skip
             counts = {"empty": 0, "control words": 0, "answer cut off": 0, "cut": 0}
 
-            def documents(name: str = name, part: Part = part, counts: dict[str, int] = counts) -> Iterator[Document]:
+            def documents(name: str = name, part: FilePart = part, counts: dict[str, int] = counts) -> Iterator[Document]:
                 return self._documents(name, part, tokenizer, counts, progress)
 
             shards = part_shards("data (chat)", folder, name, part, about, documents, tokenizer, counts, self.length)
@@ -118,7 +118,7 @@ class Chat:
         )  # fmt: skip
 
     def _documents(
-        self, name: str, part: Part, tokenizer: Tokenizer, counts: dict[str, int], progress: Progress | None
+        self, name: str, part: FilePart, tokenizer: Tokenizer, counts: dict[str, int], progress: Progress | None
     ) -> Iterator[Document]:
         records, done = iter(part), 0
         while group := list(islice(records, GROUP)):

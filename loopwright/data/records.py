@@ -42,7 +42,7 @@ class Records(Protocol):
 
 
 @dataclass(frozen=True)
-class Part:
+class FilePart:
     """The records after the first `skip`, and at most `limit` of them: the first ones, or, with a `seed`, some drawn by lot.
 
     What is drawn comes in the order of the source: nothing is held but the places.

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from loopwright.data.batch import Progress, Splits
-from loopwright.data.records import Files, Part, Record, Records, text_field
+from loopwright.data.records import FilePart, Files, Record, Records, text_field
 from loopwright.data.tokenizer import Tokenizer
 from loopwright.data.tokens import Document, NoDocuments, Shards, Windows, kept_shards
 from loopwright.schema import check_count
@@ -156,7 +156,7 @@ def named_tests(files: str | Sequence[str] | Mapping[str, Any] | None) -> dict[s
 def split_parts(
     where: str, train: Records, valid: Records | None, limit: int | None, held_out: int, tests: Mapping[str, Records],
     limit_seed: int | None = None,
-) -> dict[str, Part]:  # fmt: skip
+) -> dict[str, FilePart]:  # fmt: skip
     """Returns what is read for each split; without a source for valid, the first `held_out` records of train are.
 
     Train has the first `limit` of the others, or, with a `limit_seed`, as many drawn by lot.
@@ -169,17 +169,17 @@ def split_parts(
             raise ValueError(f"{where}: limit_seed is {limit_seed} without a limit; allowed: with limit, how many records to draw")
     check_count(where, "valid", held_out, least=1)
     if valid is None:
-        parts = {"train": Part(train, held_out, limit, limit_seed), "valid": Part(train, 0, held_out)}
+        parts = {"train": FilePart(train, held_out, limit, limit_seed), "valid": FilePart(train, 0, held_out)}
     else:
-        parts = {"train": Part(train, 0, limit, limit_seed), "valid": Part(valid)}
+        parts = {"train": FilePart(train, 0, limit, limit_seed), "valid": FilePart(valid)}
     wrong = next((name for name in tests if name in parts or not re.fullmatch(r"[\w.]+", str(name))), None)
     if wrong is not None:
         raise ValueError(f"{where}: a test is called {wrong!r}; allowed: letters, digits and _, but not train or valid")
-    return parts | {name: Part(records) for name, records in tests.items()}
+    return parts | {name: FilePart(records) for name, records in tests.items()}
 
 
 def text_splits(
-    where: str, parts: Mapping[str, Part], source: str, field: str, length: int, folder: Path, progress: Progress | None, *,
+    where: str, parts: Mapping[str, FilePart], source: str, field: str, length: int, folder: Path, progress: Progress | None, *,
     apart: bool = True,
 ) -> Splits:  # fmt: skip
     """Returns the windows of parts, tokenised where that has not been done."""
@@ -189,7 +189,7 @@ def text_splits(
         about = {"source": part.fingerprint(), "field": field, "tokenizer": tokenizer.fingerprint}
         counts = {"empty": 0}
 
-        def documents(name: str = name, part: Part = part, counts: dict[str, int] = counts) -> Iterator[Document]:
+        def documents(name: str = name, part: FilePart = part, counts: dict[str, int] = counts) -> Iterator[Document]:
             return _documents(name, part, field, tokenizer, counts, progress)
 
         shards = part_shards(where, folder, name, part, about, documents, tokenizer, counts, length)
@@ -214,7 +214,7 @@ def warn_of_leaks(where: str, shards: Mapping[str, Shards]) -> None:
 
 
 def part_shards(
-    where: str, folder: Path, name: str, part: Part, about: Mapping[str, Any], documents: Callable[[], Iterator[Document]],
+    where: str, folder: Path, name: str, part: FilePart, about: Mapping[str, Any], documents: Callable[[], Iterator[Document]],
     tokenizer: Tokenizer, counts: Mapping[str, int], length: int,
 ) -> Shards:  # fmt: skip
     """Returns the shards of one part, kept or made. Where nothing is left of it, says what became of its records."""
@@ -242,7 +242,7 @@ HELD_OUT = {
 
 
 def _documents(
-    name: str, part: Part, field: str, tokenizer: Tokenizer, counts: dict[str, int], progress: Progress | None
+    name: str, part: FilePart, field: str, tokenizer: Tokenizer, counts: dict[str, int], progress: Progress | None
 ) -> Iterator[Document]:
     done = 0
     records = iter(part)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from loopwright.checking.probes import Verdict
-from loopwright.data.batch import Source, owners_of
+from loopwright.data.batch import BatchSource, owners_of
 from loopwright.evaluation.likelihood import need_likelihood
 from loopwright.evaluation.report import ByDepth, columns_of
 from loopwright.generation.readings import check_depths, decode_exact, readings
@@ -138,7 +138,7 @@ class SweepReport(ByDepth):
 
 def sweep(
     model: LoopedForCausalLM,
-    source: Source,
+    source: BatchSource,
     *,
     depths: Iterable[int] | None = None,
     batch_size: int,
@@ -222,7 +222,7 @@ def grid(reports: Mapping[str, SweepReport]) -> dict[str, list]:
     return {"rows": list(reports), "columns": list(depths.pop()), "values": [list(r.exact) for r in reports.values()]}
 
 
-def _check(source: Source, depths: list[int], batch_size: int, exact: bool, decode_depths: Sequence[int]) -> None:
+def _check(source: BatchSource, depths: list[int], batch_size: int, exact: bool, decode_depths: Sequence[int]) -> None:
     if not len(source) or batch_size < 1:
         raise ValueError(f"sweep: {len(source)} rows in batches of {batch_size}; allowed: at least one of each")
     if decode_depths and not exact:

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from loopwright.checking.probes import Verdict
 from loopwright.data.batch import Batch, documents_of
-from loopwright.data.batch import Source as Rows
+from loopwright.data.batch import BatchSource as Rows
 from loopwright.evaluation.by_depth import Column, Progress, column, number_table, over
 from loopwright.evaluation.likelihood import need_likelihood
 from loopwright.evaluation.report import Reports, Saved, columns_of

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from loopwright.data.batch import Source, owners_of
+from loopwright.data.batch import BatchSource, owners_of
 from loopwright.evaluation.by_depth import drawn_of, joined, number_table, over, stacked
 from loopwright.evaluation.likelihood import NOT_A_LIKELIHOOD, need_likelihood
 from loopwright.evaluation.text import HeldOut, unit_of
@@ -80,7 +80,7 @@ def compare(first: HeldOut, second: HeldOut, *, depths: tuple[int | None, int | 
 def compare_rows(
     first: LoopedForCausalLM,
     second: LoopedForCausalLM,
-    parts: Mapping[str, Source],
+    parts: Mapping[str, BatchSource],
     *,
     depths: tuple[int, int],
     exact: bool,
@@ -104,7 +104,9 @@ def compare_rows(
     return results
 
 
-def _measured(model: LoopedForCausalLM, rows: Source, depth: int, batch_size: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+def _measured(
+    model: LoopedForCausalLM, rows: BatchSource, depth: int, batch_size: int
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """What a model gives for each row, and for each document of each batch where rows are windows of documents."""
     parts: list[Reading] = []
     owned: list[dict[str, Tensor]] = []

@@ -70,7 +70,7 @@ class Never(ExitRule):
         return torch.zeros_like(measured, dtype=torch.bool)
 
 
-class Gate(ExitRule):
+class GateExit(ExitRule):
     """Ouro's rule: the exit gate's cumulative probability reaches `threshold` (the model's own where none is given)."""
 
     usual = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
@@ -317,7 +317,7 @@ def _from_one(kind: str, name: str, value: int) -> int:
 
 EXITS: dict[str, type] = {
     "never": Never,
-    "gate": Gate,
+    "gate": GateExit,
     "act": Act,
     "change": Change,
     "divergence": Divergence,

@@ -25,7 +25,7 @@ from loopwright.model.room import check_room
 PROBED = 256  # tokens of a row that are enough to see whether a model sees the future
 
 
-class Rows(Protocol):
+class ReadRows(Protocol):
     """Rows of tokens with labels: the input ids where a token is predicted, else −100."""
 
     @property
@@ -65,7 +65,7 @@ class Reading:
 
 def readings(
     model: LoopedForCausalLM,
-    batch: Rows,
+    batch: ReadRows,
     depths: Iterable[int] | None = None,
     *,
     change: bool = False,
@@ -88,7 +88,7 @@ def readings(
 @torch.no_grad()  # of a generator it holds while the generator runs, not where the readings are used
 def _readings(
     model: LoopedForCausalLM,
-    batch: Rows,
+    batch: ReadRows,
     depths: list[int],
     change: bool,
     step: StepRunner | None,
@@ -120,7 +120,7 @@ def _read(
     return Reading(depth, loss, asked.sum(1), exact_rows(logits, labels) & loss.isfinite(), change, measured, whose)
 
 
-def _seen_by_targets(batch: Rows) -> Tensor:
+def _seen_by_targets(batch: ReadRows) -> Tensor:
     """Returns which real tokens stand before the last target of their row [B, T, 1]: later ones cannot change an answer."""
     asked = torch.nn.functional.pad(batch.labels[:, 1:] != IGNORED, (0, 1))
     seen = asked.flip(1).long().cummax(1).values.flip(1).bool()
@@ -168,7 +168,7 @@ def check_depths(config: LoopedConfig, depths: Iterable[int] | None = None) -> l
     return asked
 
 
-def can_decode(batch: Rows) -> bool:
+def can_decode(batch: ReadRows) -> bool:
     """Returns whether the targets of each row are its tokens and follow one another: a chat may have several answers, a task its
     answers in the place of the questions."""
     asked = batch.labels[:, 1:] != IGNORED
@@ -178,7 +178,7 @@ def can_decode(batch: Rows) -> bool:
 
 
 def decode_exact(
-    model: LoopedForCausalLM, batch: Rows, depth: int | None, *, eos_id: int | None, pad_id: int | None = None
+    model: LoopedForCausalLM, batch: ReadRows, depth: int | None, *, eos_id: int | None, pad_id: int | None = None
 ) -> Tensor:
     """Returns whether greedy decoding from each row's prompt gives exactly its targets [B], token by token through a cache.
 
@@ -202,7 +202,7 @@ def decode_exact(
     return ((produced == wanted) | ~asked).all(1).to(batch.input_ids.device)
 
 
-def split_rows(batch: Rows) -> tuple[list[Tensor], list[Tensor]]:
+def split_rows(batch: ReadRows) -> tuple[list[Tensor], list[Tensor]]:
     """Returns the real tokens before the first target, and the targets, of each row; on the CPU, where looking is cheap."""
     tokens, labels = batch.input_ids.cpu(), batch.labels.cpu()
     valid = torch.ones_like(labels) if batch.attention_mask is None else batch.attention_mask.cpu()

@@ -19,7 +19,7 @@ LOSS = ("num_items_in_batch", "shift_labels")
 
 
 @dataclass(frozen=True)
-class Words:
+class PassWords:
     """The words of one call: the documents [1, T] of a row, the number that the loss is a mean over, labels already shifted."""
 
     segment_ids: Tensor | None = None
@@ -27,7 +27,7 @@ class Words:
     shifted: Tensor | None = None
 
 
-def read_words(words: Mapping[str, Any], tokens: Tensor | None, held: int, *, loss: bool = False) -> Words:
+def read_words(words: Mapping[str, Any], tokens: Tensor | None, held: int, *, loss: bool = False) -> PassWords:
     """Returns what the words mean for a pass of `tokens` [B, T, …] after `held` cached ones; what would be ignored is refused."""
     allowed = (*TOKENS, *LOSS) if loss else TOKENS
     said = {name: value for name, value in words.items() if value is not None}
@@ -35,7 +35,7 @@ def read_words(words: Mapping[str, Any], tokens: Tensor | None, held: int, *, lo
         if name not in allowed:
             raise TypeError(f"forward: {name!r} is no argument of a looped model; beside its own it takes {', '.join(allowed)}")
     if not said:
-        return Words()
+        return PassWords()
     rows, length = tokens.shape[:2] if isinstance(tokens, Tensor) and tokens.dim() > 1 else (0, 0)  # the model says what is wrong
     types, here = said.get("token_type_ids"), said.get("cache_position")
     if not is_recorded():  # a recorded program must not depend on what a tensor holds
@@ -43,7 +43,7 @@ def read_words(words: Mapping[str, Any], tokens: Tensor | None, held: int, *, lo
             raise ValueError("token_type_ids: not all 0; a looped model has no token types, leave them out")
         if here is not None and here.tolist() != list(range(held, held + length)):
             raise ValueError(f"cache_position: {here.tolist()}; allowed: {length} places from {held} on, after the tokens held")
-    return Words(_documents(said, rows, length, held), said.get("num_items_in_batch"), said.get("shift_labels"))
+    return PassWords(_documents(said, rows, length, held), said.get("num_items_in_batch"), said.get("shift_labels"))
 
 
 def _documents(said: Mapping[str, Any], rows: int, length: int, held: int) -> Tensor | None:

@@ -25,7 +25,7 @@ from loopwright.model.parts.injection import INJECTIONS
 from loopwright.model.passes import STACKS
 from loopwright.retrofitting.layout import Layout, find_layout, stepwise
 from loopwright.retrofitting.start import Reconstruction, check_ranks, input_scales, start_bases
-from loopwright.retrofitting.systems import PARTS, Plan, make_plan
+from loopwright.retrofitting.systems import PARTS, RetrofitPlan, make_plan
 from loopwright.schema import check_whole
 
 # the modules that start fresh, beside the adapters
@@ -62,7 +62,7 @@ def retrofit(
     return convert(dense, plan, seed=seed, input_ids=input_ids).model
 
 
-def convert(source: LoopedForCausalLM, plan: Plan, *, seed: int = 0, input_ids: Tensor | None = None) -> Conversion:
+def convert(source: LoopedForCausalLM, plan: RetrofitPlan, *, seed: int = 0, input_ids: Tensor | None = None) -> Conversion:
     """Returns the looped model that a plan makes of a dense one; the seed alone decides what starts at random.
 
     `input_ids` [B, T] are what weighted bases are weighted on.
@@ -87,7 +87,7 @@ def convert(source: LoopedForCausalLM, plan: Plan, *, seed: int = 0, input_ids: 
     return Conversion(model.eval(), layout, made)
 
 
-def converted_config(source: LoopedConfig, plan: Plan) -> LoopedConfig:
+def converted_config(source: LoopedConfig, plan: RetrofitPlan) -> LoopedConfig:
     """Returns the config of what a plan makes of a dense model of this config."""
     return _config(source, _started_layout(plan, source.prelude_layers + source.coda_layers), plan)
 
@@ -126,7 +126,7 @@ def start_gaps(model: LoopedForCausalLM, source: LoopedForCausalLM, depths: Sequ
     }
 
 
-def _check_given(plan: Plan, seed: int, ids: Tensor | None) -> None:
+def _check_given(plan: RetrofitPlan, seed: int, ids: Tensor | None) -> None:
     check_whole("retrofit: seed", seed, 0, 2**64 - 1)
     if plan.bases == "weighted" and ids is None:
         raise ValueError(
@@ -143,7 +143,7 @@ def _check_finite(source: LoopedForCausalLM) -> None:
             raise ValueError(f"retrofit: {name} of the source holds {wrong} values that are not finite (nan or inf)")
 
 
-def _started_layout(plan: Plan, layers: int) -> Layout:
+def _started_layout(plan: RetrofitPlan, layers: int) -> Layout:
     """Returns the layout of a plan with the layers that its core starts from and its depth."""
     layout = find_layout(plan.layout, layers)
     if plan.start != "selected" and all(group == (layer,) for layer, group in zip(layout.core, layout.groups, strict=True)):
@@ -156,7 +156,7 @@ def _started_layout(plan: Plan, layers: int) -> Layout:
     return layout if plan.depth is None else replace(layout, depth=plan.depth)
 
 
-def _config(source: LoopedConfig, layout: Layout, plan: Plan) -> LoopedConfig:
+def _config(source: LoopedConfig, layout: Layout, plan: RetrofitPlan) -> LoopedConfig:
     parts = {name: getattr(plan, name) for name in PARTS}
     parts |= {name: getattr(source, name) for name in ("final_norm", "init") if parts[name] is None}
     if isinstance(plan.gate, Mapping) and str(plan.gate.get("kind")) in GATES:  # one that is none is for the config to refuse
@@ -172,7 +172,7 @@ def _config(source: LoopedConfig, layout: Layout, plan: Plan) -> LoopedConfig:
     return config
 
 
-def _has_step_tables(plan: Plan) -> bool:
+def _has_step_tables(plan: RetrofitPlan) -> bool:
     """Whether something of a plan holds one row per step: asked of a config, which alone knows."""
     probe = LoopedConfig()
     for name in ("adapters", "state", "injection", "gate", "halting", "end_norm", "layer_post_norm"):
@@ -185,7 +185,7 @@ def _has_step_tables(plan: Plan) -> bool:
 
 
 @torch.no_grad()
-def _start_parts(model: LoopedForCausalLM, plan: Plan) -> None:
+def _start_parts(model: LoopedForCausalLM, plan: RetrofitPlan) -> None:
     for name in _FRESH:
         part = getattr(model, name, None)  # the norms are there only where the config has them
         if part is not None:
@@ -199,7 +199,7 @@ def _start_parts(model: LoopedForCausalLM, plan: Plan) -> None:
 
 
 def _start_bases(
-    model: LoopedForCausalLM, source: LoopedForCausalLM, layout: Layout, plan: Plan, ids: Tensor | None
+    model: LoopedForCausalLM, source: LoopedForCausalLM, layout: Layout, plan: RetrofitPlan, ids: Tensor | None
 ) -> list[Reconstruction]:
     scales = input_scales(source, layout, ids.to(source.device)) if plan.bases == "weighted" and ids is not None else None
     return start_bases(model, source, layout, how=plan.bases, method=plan.svd, activations=scales)

@@ -24,7 +24,7 @@ PARTS = (
 
 
 @dataclass(frozen=True)
-class Plan:
+class RetrofitPlan:
     """What a retrofit does, as data. The fields after `max_steps` are those of the model's config.
 
     `start` is where the core's weights come from: the layers of the layout, the average of what each stands for, or layers picked
@@ -176,7 +176,7 @@ def find_system(name: str) -> System:
     return SYSTEMS[name]
 
 
-def make_plan(system: str, changes: Mapping[str, Any]) -> Plan:
+def make_plan(system: str, changes: Mapping[str, Any]) -> RetrofitPlan:
     """Returns the plan of a system with changes laid over it.
 
     Beside the fields of a plan, changes may hold `prelude`, `core` and `coda`: with a list for `core` the layout is explicit, and
@@ -201,17 +201,17 @@ def make_plan(system: str, changes: Mapping[str, Any]) -> Plan:
         changes["layout"] = {"kind": "lists", **stacks}
     elif stacks:
         changes["layout"] = merge(changes.get("layout", {}), stacks)
-    plan: Plan = fill_section(Plan, merge(base, changes), "retrofit")
+    plan: RetrofitPlan = fill_section(RetrofitPlan, merge(base, changes), "retrofit")
     return plan
 
 
-def promised(system: str, plan: Plan) -> System | None:
+def promised(system: str, plan: RetrofitPlan) -> System | None:
     """Returns the system where its word on the start still holds for a plan: sizes, layers and bases may differ, parts may not."""
     entry = find_system(system)
     return entry if _ground(make_plan(system, {}), entry.equals) == _ground(plan, entry.equals) else None
 
 
-def _ground(plan: Plan, equals: str) -> list[Any]:
+def _ground(plan: RetrofitPlan, equals: str) -> list[Any]:
     """What the word of a system rests on."""
     fields = ("state", "injection", "injection_start", "gate", "end_norm", "layer_post_norm", "final_norm")
     ground: list[Any] = [getattr(plan, name) for name in fields]

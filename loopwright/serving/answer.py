@@ -22,7 +22,7 @@ from loopwright.serving.schema import Refusal, Wanted, engine_refusal
 from loopwright.untrusted import first_line
 
 
-class TextPieces:
+class AnswerPieces:
     """Text that is safe to send: no half letters, and nothing that a stop string may still cut off."""
 
     def __init__(self, decode: Callable[[list[int]], str], stop: Sequence[str] = (), *, before: int = 0) -> None:
@@ -130,7 +130,7 @@ class Answer:
         decode = model.decode if wanted.options.get("skip_special_tokens", True) else request.decode
         assert decode is not None  # a served engine has a tokenizer
         self._decode = decode
-        self._pieces = TextPieces(self._decode, request.wish.stop, before=len(self._before))
+        self._pieces = AnswerPieces(self._decode, request.wish.stop, before=len(self._before))
         self.ended = False
 
     def take(self, most: int = sys.maxsize, *, ending: bool = True) -> Delta | None:
@@ -188,7 +188,7 @@ class Answer:
         return str(request.finish_reason)
 
 
-class Job:
+class ServedRequest:
     """All sequences of one HTTP request: prompts times n, submitted together. `constraints` are those of the sequences, where they
     are compiled already."""
 

@@ -19,13 +19,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from loopwright.serving.answer import Bell, Job
+from loopwright.serving.answer import Bell, ServedRequest
 from loopwright.serving.guard import Guard, throw_away
 from loopwright.serving.models import ServedModel, chat_ids, find_model
 from loopwright.serving.observe import RECORD, Metrics
 from loopwright.serving.openai_json import Shape, written
-from loopwright.serving.schema import TOKENIZE, Limits, Refusal, Wanted, read_fields, wanted
-from loopwright.serving.site import INDEX, SAFE, Site, StaticFile, Turns, View, read_files
+from loopwright.serving.schema import TOKENIZE, Refusal, ServerLimits, Wanted, read_fields, wanted
+from loopwright.serving.site import INDEX, SAFE, SiteView, StaticFile, StaticSite, Turns, read_files
 from loopwright.serving.sse import EventStream, watched
 
 HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110, 5.1
@@ -35,7 +35,7 @@ LARGE_BODY = 32_768  # bytes: what is larger is parsed in a thread, beside the o
 class Service:
     """What all routes share: the models, who may ask, and the numbers."""
 
-    def __init__(self, models: Mapping[str, ServedModel], guard: Guard, limits: Limits) -> None:
+    def __init__(self, models: Mapping[str, ServedModel], guard: Guard, limits: ServerLimits) -> None:
         self.models, self.guard, self.limits = models, guard, limits
         self.metrics = Metrics(models)
         self.draining = False
@@ -109,7 +109,7 @@ class Service:
         constraints = await _aside("constrain" in asked.options, lambda: model.constraints(asked, len(prompts) * asked.n))
         # nothing is awaited from here to the submission: what was free stays free
         self.limits.check_queue(len(prompts) * asked.n, model.engine.open_requests, model.rows, model.seconds)
-        job = Job(model, asked, prompts, self.bell(), constraints)
+        job = ServedRequest(model, asked, prompts, self.bell(), constraints)
         shape, record = Shape(job), request.scope[RECORD]
         record |= {"id": shape.id, "model": model.name, "depth": asked.options.get("depth", 1), "stream": asked.stream}
 
@@ -131,7 +131,7 @@ class Service:
         headers = {"content-type": "application/json", "x-request-id": shape.id}
         return Response(await written(shape.whole()), headers=headers)
 
-    async def look(self, request: Request, view: View) -> Response:
+    async def look(self, request: Request, view: SiteView) -> Response:
         """Answers a view of a page, computed in a thread when its turn comes; of a client that went, nothing is computed."""
         if self.draining:
             raise Refusal("the server is shutting down", status=503, code="shutting_down", headers={"retry-after": "10"})
@@ -194,7 +194,7 @@ async def _failed(request: Request, error: Exception) -> Response:
     return _json(said.body(), status=500, headers={"connection": "close"})  # uvicorn closes it, and a client would send into that
 
 
-def _site_routes(service: Service, site: Site) -> list[Route]:
+def _site_routes(service: Service, site: StaticSite) -> list[Route]:
     """Returns the routes of a page: its files, index.html at /, and its views."""
     routes = []
     for name, file in read_files(site.folder).items():
@@ -214,7 +214,7 @@ class Origins(CORSMiddleware):
         return super().preflight_response(request_headers)
 
 
-def make_app(service: Service, *, cors: Sequence[str] = (), site: Site | None = None) -> Starlette:
+def make_app(service: Service, *, cors: Sequence[str] = (), site: StaticSite | None = None) -> Starlette:
     """Returns the ASGI app. `cors` are the origins whose web pages may ask; none by default. `site` is the page at /."""
     routes = [
         Route("/health", service.health, methods=["GET"]),

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from loopwright.serving.schema import Limits, Refusal
+from loopwright.serving.schema import Refusal, ServerLimits
 from loopwright.serving.sse import Receive
 
 BODY_SECONDS = 30.0  # for all of a body
@@ -54,7 +54,7 @@ OWN = Hosts()  # of a server on loopback
 class Guard:
     """Checks a request before its body is read. `key` None: nobody needs one."""
 
-    limits: Limits
+    limits: ServerLimits
     key: str | None = None
     hosts: Hosts = OWN
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from loopwright.confined import LimitError, Words
+from loopwright.confined import LimitError, LocalTokenizer
 from loopwright.generation.constraints import Constraint
 from loopwright.generation.engine import Engine
 from loopwright.generation.exit_rules import EXITS, build_exit
@@ -19,10 +19,10 @@ from loopwright.generation.generation_config import new_tokens
 from loopwright.generation.stream import text_of
 from loopwright.model.causal_lm import LoopedForCausalLM
 from loopwright.schema import suggest
-from loopwright.serving.schema import Limits, Refusal, Wanted
+from loopwright.serving.schema import Refusal, ServerLimits, Wanted
 
 
-def chat_ids(words: Words, messages: list[dict[str, str]], *, opening: bool = True) -> list[int]:
+def chat_ids(words: LocalTokenizer, messages: list[dict[str, str]], *, opening: bool = True) -> list[int]:
     """Returns the ids of a conversation with, or without, the opening of the answer."""
     if words.tokenizer.chat_template is None:
         raise Refusal(
@@ -52,14 +52,14 @@ class ServedModel:
         model: LoopedForCausalLM,
         tokenizer: Any,
         *,
-        limits: Limits,
+        limits: ServerLimits,
         max_rows: int = 16,
         max_tokens: int = 8192,
         depth: int | None = None,
-        words: Words | None = None,
+        words: LocalTokenizer | None = None,
     ) -> None:
         config = model.config
-        self.words, self.reading = words or Words(tokenizer), asyncio.Lock()
+        self.words, self.reading = words or LocalTokenizer(tokenizer), asyncio.Lock()
         self.name, self.tokenizer, self.limits, self.rows = name, tokenizer, limits, max_rows
         self.depth = config.check_depth(depth)
         self.max_depth = self._deepest(config, limits)
@@ -80,7 +80,7 @@ class ServedModel:
         self._spelt: dict[int, str] = {}
         self.seconds = 1.0  # that a request took of late
 
-    def _deepest(self, config: Any, limits: Limits) -> int:
+    def _deepest(self, config: Any, limits: ServerLimits) -> int:
         if not config.is_looped:
             return 1
         last = config.max_steps if config.max_steps is not None and config.beyond_max_steps == "refuse" else None

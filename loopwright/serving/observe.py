@@ -18,7 +18,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
-from loopwright.serving.answer import Job
+from loopwright.serving.answer import ServedRequest
 from loopwright.serving.models import ServedModel
 from loopwright.serving.sse import Receive, Send
 
@@ -156,7 +156,7 @@ class Metrics:
         self.first_token = seconds("first_token", "From the request to its first token")
         self.whole = seconds("request", "From the request to the end of its answer")
 
-    def count(self, job: Job, seconds: float) -> None:
+    def count(self, job: ServedRequest, seconds: float) -> None:
         """Counts a job that has ended, or whose client has gone."""
         name, usage = job.model.name, job.usage
         self.prompt_tokens.labels(name).inc(usage["prompt_tokens"])

@@ -12,7 +12,7 @@ from json.encoder import encode_basestring as quoted
 from typing import Any
 
 from loopwright.generation.scores import Ranked, TokenScore
-from loopwright.serving.answer import Answer, Delta, Job
+from loopwright.serving.answer import Answer, Delta, ServedRequest
 
 JSON = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
 PIECES = 4096  # of JSON, numbers or words, that are written in one turn of the event loop
@@ -26,7 +26,7 @@ def event(data: Any) -> bytes:
 class Shape:
     """Writes one response: its id, its name for the model, and the form that its request asked for."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: ServedRequest) -> None:
         self.job, self.wanted, self._word = job, job.wanted, job.model.word
         self.id = f"{'chatcmpl' if self.wanted.chat else 'cmpl'}-{uuid.uuid4().hex}"
         self.created = int(time.time())

@@ -47,7 +47,7 @@ class Refusal(Exception):  # noqa: N818 - not an error of ours
 
 
 @dataclass(frozen=True)
-class Limits:
+class ServerLimits:
     """The most that one request, and all that wait together, may take. Each is named, with its option, where it is hit."""
 
     body_bytes: int = 2**20

@@ -16,8 +16,8 @@ from loopwright.serving.app import Service, make_app
 from loopwright.serving.guard import OWN, Guard, Hosts
 from loopwright.serving.models import ServedModel
 from loopwright.serving.observe import AccessLog, LineWriter, LogLines
-from loopwright.serving.schema import Limits
-from loopwright.serving.site import Site
+from loopwright.serving.schema import ServerLimits
+from loopwright.serving.site import StaticSite
 from loopwright.serving.sse import Connection
 
 KEEP_ALIVE = 10  # seconds that a connection waits for the next request
@@ -84,13 +84,13 @@ def make_server(
     models: Mapping[str, ServedModel],
     write: Callable[[dict[str, Any]], object],
     *,
-    limits: Limits,
+    limits: ServerLimits,
     key: str | None = None,
     hosts: Hosts = OWN,
     cors: Sequence[str] = (),
     drain_seconds: int = 30,
     access_log: bool = True,
-    site: Site | None = None,
+    site: StaticSite | None = None,
 ) -> Server:
     """Returns a server of models that hands errors and, with `access_log`, one record per request to `write`."""
     service = Service(models, Guard(limits, key, hosts), limits)
@@ -109,13 +109,13 @@ def run(
     models: Mapping[str, ServedModel],
     listening: socket.socket,
     *,
-    limits: Limits,
+    limits: ServerLimits,
     key: str | None = None,
     allowed_hosts: Sequence[str] = (),
     cors: Sequence[str] = (),
     drain_seconds: int = 30,
     access_log: bool = True,
-    site: Site | None = None,
+    site: StaticSite | None = None,
     on_ready: Callable[[], object] = lambda: None,
 ) -> None:
     """Serves until a signal comes: then nothing new is taken, what was begun is finished, and the engines are closed.

@@ -31,7 +31,7 @@ SAFE = {
 
 
 @dataclass(frozen=True)
-class View:
+class SiteView:
     """A route that computes: the fields of its JSON body, and the function of a model and the fields that were given."""
 
     path: str
@@ -40,11 +40,11 @@ class View:
 
 
 @dataclass(frozen=True)
-class Site:
+class StaticSite:
     """The folder of a page's files (`index.html` stands at /), and the views that it asks for."""
 
     folder: Path
-    views: tuple[View, ...]
+    views: tuple[SiteView, ...]
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-from loopwright.serving.answer import Answer, Delta, Job
+from loopwright.serving.answer import Answer, Delta, ServedRequest
 from loopwright.serving.openai_json import Shape, event
 from loopwright.serving.schema import Refusal
 
@@ -105,7 +105,7 @@ Receive = Callable[[], Awaitable[Any]]
 Send = Callable[[Any], Awaitable[None]]
 
 
-async def events(job: Job, shape: Shape, patience: float = PATIENCE) -> AsyncIterator[bytes]:
+async def events(job: ServedRequest, shape: Shape, patience: float = PATIENCE) -> AsyncIterator[bytes]:
     """Yields the events of a job to its end. What fails on the way is told as an event: the status is long sent."""
     try:
         async for fresh in job.news(patience):
@@ -115,12 +115,12 @@ async def events(job: Job, shape: Shape, patience: float = PATIENCE) -> AsyncIte
         yield event(refusal.body())
 
 
-def _ending(job: Job, shape: Shape) -> bytes:
+def _ending(job: ServedRequest, shape: Shape) -> bytes:
     return (event(shape.last()) if job.wanted.include_usage else b"") + b"data: [DONE]\n\n"
 
 
 @contextlib.asynccontextmanager
-async def watched(job: Job, receive: Receive) -> AsyncIterator[None]:
+async def watched(job: ServedRequest, receive: Receive) -> AsyncIterator[None]:
     """While the block runs, a client that goes cancels its job; so does leaving the block before the end."""
 
     async def watch() -> None:
@@ -139,7 +139,7 @@ async def watched(job: Job, receive: Receive) -> AsyncIterator[None]:
 class EventStream:
     """The response of a request with `stream`: an ASGI app. `on_end` is called once, whatever ends it."""
 
-    def __init__(self, job: Job, shape: Shape, on_end: Callable[[], object]) -> None:
+    def __init__(self, job: ServedRequest, shape: Shape, on_end: Callable[[], object]) -> None:
         self.job, self.shape, self.on_end = job, shape, on_end
         self._direct: Connection | None = None  # while its task waits for news
 

@@ -49,7 +49,7 @@ OWN, ALL = 0.5, 0.01
 ROUNDED = 4.0  # and by so many times what rounding less changes
 
 
-class Comparison:
+class CompileComparison:
     """The first passes of each kind, each beside the pass as written. Gradients may hold those of earlier batches."""
 
     def __init__(self, parameters: Mapping[str, Tensor]) -> None:

@@ -96,7 +96,7 @@ class GradSteps:
 
 
 @dataclass(frozen=True)
-class Cost:
+class GradientCost:
     """What a way to run some steps costs: how many it keeps whole for the backward pass, how many states it holds beside them, and
     how many steps forward it runs beyond one pass forward and one backward (which counts as two)."""
 
@@ -228,11 +228,11 @@ class Implicit:
         start = recompute.start(steps.first_step + steps.depth, s)
         return [_FixedPoint.apply(recompute, start, self.terms, steps.e, *step_parameters(steps.model))]
 
-    def cost(self, depth: int, keeps: str) -> Cost:
+    def cost(self, depth: int, keeps: str) -> GradientCost:
         """Returns what the series costs: one step rebuilt and differentiated, and a product with its Jacobian for each term."""
         self.check(depth, keeps)
         rebuilt = self.terms > 1
-        return Cost(whole=int(rebuilt), states=1, reruns=(self.terms + 1) * rebuilt - 2 * depth)
+        return GradientCost(whole=int(rebuilt), states=1, reruns=(self.terms + 1) * rebuilt - 2 * depth)
 
     def check(self, depth: int, keeps: str) -> None:
         """Refuses what has no gradient of this kind: `depth` steps before the last one, of which the loss reads as `keeps` says."""
@@ -278,7 +278,7 @@ class Remat(Protocol):
         """Returns the states after the steps, those that are wanted."""
         ...
 
-    def cost(self, depth: int, keeps: str) -> Cost:
+    def cost(self, depth: int, keeps: str) -> GradientCost:
         """Returns what it keeps of `depth` steps, and what it runs beyond one pass forward and one backward."""
         ...
 
@@ -291,9 +291,9 @@ class KeepAll:
     def __call__(self, steps: GradSteps) -> list[Tensor]:
         return steps.run(apart(steps.step))
 
-    def cost(self, depth: int, keeps: str) -> Cost:
+    def cost(self, depth: int, keeps: str) -> GradientCost:
         """Returns the cost of keeping all: bytes alone."""
-        return Cost(whole=depth, states=0, reruns=0)
+        return GradientCost(whole=depth, states=0, reruns=0)
 
 
 class EachStep:
@@ -305,9 +305,9 @@ class EachStep:
         saved = partial(checkpoint, steps.step, use_reentrant=False, preserve_rng_state=draws(steps.model))
         return steps.run(apart(saved))
 
-    def cost(self, depth: int, keeps: str) -> Cost:
+    def cost(self, depth: int, keeps: str) -> GradientCost:
         """Returns the cost of a state and a step again for each step."""
-        return Cost(whole=0, states=depth, reruns=depth)
+        return GradientCost(whole=0, states=depth, reruns=depth)
 
 
 class Tree:
@@ -324,12 +324,12 @@ class Tree:
             return EachStep()(steps)
         return steps.run(Rerun(steps, _held(steps.first_step, steps.depth)))
 
-    def cost(self, depth: int, keeps: str) -> Cost:
+    def cost(self, depth: int, keeps: str) -> GradientCost:
         """Returns what the tree costs: a step whose state is not held runs once more than one whose state is."""
         if keeps == "every" or not depth:
             return EachStep().cost(depth, keeps)
         held = len(_held(0, depth))
-        return Cost(whole=0, states=held, reruns=2 * depth - held)
+        return GradientCost(whole=0, states=held, reruns=2 * depth - held)
 
 
 def _held(first: int, depth: int) -> set[int]:

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from loopwright.data.batch import IGNORED, Order, Source, Splits
+from loopwright.data.batch import IGNORED, BatchSource, Order, Splits
 from loopwright.model.causal_lm import LoopedForCausalLM
 from loopwright.schema import Kinds, build_kind, check_kind, check_number, check_whole
 from loopwright.training.objectives.readout import (
@@ -102,13 +102,13 @@ def final_number(text: str) -> Decimal | None:
 def from_function(function: Callable[[Sample], float]) -> type[Reward]:
     """Returns the kind of reward that calls a function of (sample)."""
 
-    class Called(Reward):
+    class RewardCall(Reward):
         def __call__(self, sample: Sample) -> float:
             return function(sample)
 
-    Called.__name__ = Called.__qualname__ = getattr(function, "__name__", "reward")
-    Called.__module__, Called.__doc__ = function.__module__, function.__doc__
-    return Called
+    RewardCall.__name__ = RewardCall.__qualname__ = getattr(function, "__name__", "reward")
+    RewardCall.__module__, RewardCall.__doc__ = function.__module__, function.__doc__
+    return RewardCall
 
 
 def judge(name: str, reward: Reward, samples: Sequence[Sample]) -> list[float]:
@@ -258,7 +258,7 @@ def divergence(log_p: Tensor, reference: Tensor) -> Tensor:
     return ratio.exp() - ratio - 1
 
 
-def longest_answer(source: Source, rows: Tensor) -> int:
+def longest_answer(source: BatchSource, rows: Tensor) -> int:
     """Returns the tokens of the longest answer of these rows; refuses one that is not a prompt and one answer after it."""
     longest = 0
     for part in rows.unique().split(512):

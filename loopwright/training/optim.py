@@ -34,7 +34,7 @@ class Constant:
         return _warm(update, self.warmup)
 
 
-class Cosine:
+class CosineSchedule:
     """Half a cosine from the full rate down to `floor` of it."""
 
     def __init__(self, warmup: int = 0, floor: float = 0.0) -> None:
@@ -106,7 +106,7 @@ SHAPES: dict[str, Callable[[float], float]] = {
     "sqrt": lambda x: 1 - math.sqrt(x),
 }
 SCHEDULES = Kinds(
-    "schedule", {"constant": Constant, "cosine": Cosine, "linear": Linear, "wsd": WarmupStableDecay}, offers=["__call__"]
+    "schedule", {"constant": Constant, "cosine": CosineSchedule, "linear": Linear, "wsd": WarmupStableDecay}, offers=["__call__"]
 )
 
 

@@ -248,7 +248,7 @@ class Optimiser:
 
 
 @dataclass(frozen=True)
-class Part:
+class ParameterRule:
     """What a name pattern sets for the parameters it decides: its own rate or decay, or that they are not trained."""
 
     lr: float | None = None
@@ -256,7 +256,7 @@ class Part:
     freeze: bool = False
 
 
-Trained = Mapping[str, tuple[nn.Parameter, Part]]
+Trained = Mapping[str, tuple[nn.Parameter, ParameterRule]]
 
 
 class AdamW:
@@ -371,7 +371,7 @@ class Muon:
         return Optimiser([muon, *self.rest.over(model, others)], self.lr)
 
 
-def freeze(model: nn.Module, parts: Mapping[str, Part]) -> None:
+def freeze(model: nn.Module, parts: Mapping[str, ParameterRule]) -> None:
     """Makes the parameters untrainable that `parts` freezes."""
     for name, part in _deciding(model, parts).items():
         if part.freeze:
@@ -396,10 +396,10 @@ def clip(parameters: Iterable[nn.Parameter], max_norm: float | None) -> Tensor:
 # who gets what
 
 
-def _trainable(model: nn.Module, parts: Mapping[str, Part]) -> dict[str, tuple[nn.Parameter, Part]]:
+def _trainable(model: nn.Module, parts: Mapping[str, ParameterRule]) -> dict[str, tuple[nn.Parameter, ParameterRule]]:
     """The parameters that are trained, by name, each with what `parts` sets for it."""
     deciding = _deciding(model, parts)
-    trained = {n: (p, deciding.get(n, Part())) for n, p in model.named_parameters() if p.requires_grad}
+    trained = {n: (p, deciding.get(n, ParameterRule())) for n, p in model.named_parameters() if p.requires_grad}
     if not trained:
         raise ValueError("optim: the model has no trainable parameter")
     left = [name for name, (_, part) in trained.items() if part.freeze]
@@ -409,7 +409,7 @@ def _trainable(model: nn.Module, parts: Mapping[str, Part]) -> dict[str, tuple[n
     return trained
 
 
-def _deciding(model: nn.Module, parts: Mapping[str, Part]) -> dict[str, Part]:
+def _deciding(model: nn.Module, parts: Mapping[str, ParameterRule]) -> dict[str, ParameterRule]:
     """The part that decides for each parameter that any pattern matches; every pattern must decide for one."""
     names = [name for name, _ in model.named_parameters()]
     forms = {pattern: counted(pattern, model) for pattern in parts}
@@ -465,7 +465,7 @@ def _named(optimiser: torch.optim.Optimizer) -> dict[str, nn.Parameter]:
 # checks
 
 
-def _read_parts(parts: Mapping[str, Any]) -> dict[str, Part]:
+def _read_parts(parts: Mapping[str, Any]) -> dict[str, ParameterRule]:
     found = {}
     for pattern, data in parts.items():
         where = f"optim: parts: {pattern}"
@@ -478,7 +478,7 @@ def _read_parts(parts: Mapping[str, Any]) -> dict[str, Part]:
                 check_form(f"{where}: {name}", data[name], form)
                 if form == "float":
                     check_number(f"optim.parts.{pattern}.{name}", data[name], least=0)
-        found[pattern] = Part(**data)
+        found[pattern] = ParameterRule(**data)
     return found
 
 

@@ -34,7 +34,7 @@ from loopwright.storage.files import read_json, write_json, write_whole
 from loopwright.storage.manifest import MANIFEST
 from loopwright.storage.run import ANEW, MADE, RunFolder, origin, saved
 from loopwright.training.checkpoint import base_references, latest_good, load_weights, model_tensors, save_checkpoint
-from loopwright.training.compile import Comparison, Failed, choose
+from loopwright.training.compile import CompileComparison, Failed, choose
 from loopwright.training.depth import RULES, DepthRule
 from loopwright.training.distributed import Processes
 from loopwright.training.gradient import REMATS, draws
@@ -130,7 +130,7 @@ class Job:
         self.average = None if recipe.average is None else build_kind(recipe.average, AVERAGES)(self.model)
         self.replayed = self._graphs(reporter)
         self.note = reporter.note
-        self.comparison = Comparison(self.optimiser.parameters) if self._comparable() else None
+        self.comparison = CompileComparison(self.optimiser.parameters) if self._comparable() else None
         size = recipe.batch // recipe.accumulate
         self.order = Order(len(self.splits.train), recipe.seed, recipe.order.shuffled, repeat=recipe.order.repeat, batch=size)
         for line in cut_short(self.schedule, recipe.updates):
@@ -246,7 +246,7 @@ class Job:
         return self._pass(batch, plan, share, weights)
 
     def _compared(
-        self, comparison: Comparison, batch: Batch, plan: Plan, share: Share, weights: Weights
+        self, comparison: CompileComparison, batch: Batch, plan: Plan, share: Share, weights: Weights
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The same beside the pass as written, which is what counts where a form that nobody asked for differs from it."""
         plain = TrainingModule(self.model, self.objective, self.penalties, remat=self.bare.remat)

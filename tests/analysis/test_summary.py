@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from loopwright.analysis.summary import Answers, Moments, Settling, as_list, grid, one_step, summarise
+from loopwright.analysis.summary import Moments, Settling, StepAnswers, as_list, grid, one_step, summarise
 from loopwright.analysis.trace.record import trace_prompts
 from loopwright.analysis.trace.trace import Trace, trace
 from loopwright.metrics.limits import classify_limit, limit_counts
@@ -80,7 +80,7 @@ def test_rows_of_the_core_and_of_one_step():
 
 
 def test_answers_count_flips_and_what_stays():
-    answers = Answers(2)
+    answers = StepAnswers(2)
     for tokens in ([1, 2, 2, 3], [5, 4, 4, 4]):
         one = trace(noisy("huginn-tiny"), torch.tensor([[1, 2]]), 4, collect=("lens",))
         answers.add(Trace(one.places, one.input_ids, one.valid, {"answer_token": torch.tensor([tokens])}))

@@ -86,7 +86,7 @@ def take(*arguments: Any, **options: Any) -> Any:
 VERBS: dict[str, tuple[Any, str, Callable[[str, Path], Any]]] = {
     "generate": (generate, "stream", lambda source, out: generate.generate(source, WORDS[0])),
     "check": (check.conformance, "check", lambda source, out: check.check(source)),
-    "analyze": (analyze, "study", lambda source, out: analyze.analyze(source, analyze.Asked(WORDS[0]), out=str(out / "a"))),
+    "analyze": (analyze, "study", lambda source, out: analyze.analyze(source, analyze.PromptOptions(WORDS[0]), out=str(out / "a"))),
     "evaluate": (
         measuring, "need_likelihood", lambda source, out: evaluate.evaluate(source, data=str(out / "r.yaml"), out=str(out / "e")),
     ),

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import loopwright as lw
-from loopwright.data.batch import Source, Splits
+from loopwright.data.batch import BatchSource, Splits
 from loopwright.data.chat import Chat, Chats, PackedChats, pack
 from loopwright.data.tokenizer import Tokenizer
 from loopwright.training.objectives.losses import Final
@@ -42,7 +42,7 @@ def build(
     return Chat(files=files, valid_files=valid, tokenizer=words, template=jinja, **options).splits(folder / "kept")
 
 
-def said(source: Source, row: int, words: Tokenizer) -> tuple[str, str]:
+def said(source: BatchSource, row: int, words: Tokenizer) -> tuple[str, str]:
     """Returns the text that is only read and the text that is predicted."""
     batch = source.batch([row])
     chosen = batch.labels[0] != -100

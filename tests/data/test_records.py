@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from loopwright.data import records
-from loopwright.data.records import Files, Part, drawn_places, text_field
+from loopwright.data.records import FilePart, Files, drawn_places, text_field
 
 
 def lines(path: Path, *records: object) -> Path:
@@ -57,9 +57,9 @@ def test_patterns_and_forms(tmp_path: Path) -> None:
 
 def test_parts(tmp_path: Path) -> None:
     files = Files(str(lines(tmp_path / "x.jsonl", *({"text": str(i)} for i in range(6)))))
-    assert [fields["text"] for _, fields in Part(files, 1, 3)] == ["1", "2", "3"]
-    assert [fields["text"] for _, fields in Part(files, 4)] == ["4", "5"]
-    assert len({Part(files, 1, 3).fingerprint(), Part(files, 1).fingerprint(), Part(files, 0, 3).fingerprint()}) == 3
+    assert [fields["text"] for _, fields in FilePart(files, 1, 3)] == ["1", "2", "3"]
+    assert [fields["text"] for _, fields in FilePart(files, 4)] == ["4", "5"]
+    assert len({FilePart(files, 1, 3).fingerprint(), FilePart(files, 1).fingerprint(), FilePart(files, 0, 3).fingerprint()}) == 3
 
 
 def test_a_fingerprint_is_of_contents_in_their_order(tmp_path: Path) -> None:
@@ -175,13 +175,13 @@ def test_deep_and_odd_json_is_one_line(tmp_path: Path) -> None:
 
 def test_a_part_drawn_by_lot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = Files(str(lines(tmp_path / "x.jsonl", *({"text": str(i)} for i in range(40)))))
-    part = Part(files, 5, 12, seed=3)
+    part = FilePart(files, 5, 12, seed=3)
     found = [int(fields["text"]) for _, fields in part]
     assert found == sorted(set(found)) and len(found) == 12 and found[0] >= 5 and found != list(range(5, 17))
-    assert [int(fields["text"]) for _, fields in part] == found == [int(f["text"]) for _, f in Part(files, 5, 12, seed=3)]
-    assert [int(fields["text"]) for _, fields in Part(files, 5, 12, seed=4)] != found
-    assert [int(fields["text"]) for _, fields in Part(files, 5, 99, seed=3)] == list(range(5, 40))
-    parts = [Part(files, 5, 12), Part(files, 5, 12, seed=0), Part(files, 5, 12, seed=3)]
+    assert [int(fields["text"]) for _, fields in part] == found == [int(f["text"]) for _, f in FilePart(files, 5, 12, seed=3)]
+    assert [int(fields["text"]) for _, fields in FilePart(files, 5, 12, seed=4)] != found
+    assert [int(fields["text"]) for _, fields in FilePart(files, 5, 99, seed=3)] == list(range(5, 40))
+    parts = [FilePart(files, 5, 12), FilePart(files, 5, 12, seed=0), FilePart(files, 5, 12, seed=3)]
     assert len({each.fingerprint() for each in parts}) == 3
     monkeypatch.setattr(records, "DRAWS", 7)  # however many numbers are drawn at a time
     assert [int(fields["text"]) for _, fields in part] == found

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from loopwright.data.batch import Source, Splits
+from loopwright.data.batch import BatchSource, Splits
 from loopwright.data.text import Hub, HubRows, Text
 from loopwright.data.tokenizer import Tokenizer
 from loopwright.data.tokens import Windows
@@ -23,7 +23,7 @@ def story(path: Path, *texts: str | None, field: str = "text") -> str:
     return str(path)
 
 
-def joined(source: Source) -> str:
+def joined(source: BatchSource) -> str:
     """The text of windows, each without its first token, which is the last of the one before."""
     assert isinstance(source, Windows)
     rows = source.batch(range(len(source))).input_ids

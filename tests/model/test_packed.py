@@ -20,7 +20,7 @@ from loopwright.model import span as spans
 from loopwright.model.passes import rules_of
 from loopwright.model.presets import PRESETS
 from loopwright.model.span import Span
-from loopwright.training.objectives.jacobian import Probe, Site
+from loopwright.training.objectives.jacobian import JacobianProbe, PenaltySite
 from loopwright.training.objectives.losses import OBJECTIVES
 from loopwright.training.objectives.penalties import StateChange
 from loopwright.training.rollout import Plan, rollout
@@ -266,7 +266,7 @@ def test_the_derivative_of_a_step_has_no_entry_between_documents(case):
     parts = documents(model, lengths)
 
     def products(run: Any, v: Tensor) -> Tensor:
-        return Site(model.step, run.before, run.e, run.last_step, run.p, Probe(None, v, None)).exact()[1]
+        return PenaltySite(model.step, run.before, run.e, run.last_step, run.p, JacobianProbe(None, v, None)).exact()[1]
 
     v = torch.randn(1, sum(lengths), model.config.hidden_size, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
     row, numbers = torch.cat(parts, 1), said("segment_ids", lengths)

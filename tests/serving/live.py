@@ -17,9 +17,9 @@ import torch
 import loopwright as lw
 from loopwright.generation.scheduler import Scheduler
 from loopwright.serving.models import ServedModel
-from loopwright.serving.schema import Limits
+from loopwright.serving.schema import ServerLimits
 from loopwright.serving.server import Server, bind, make_server
-from loopwright.serving.site import Site
+from loopwright.serving.site import StaticSite
 from tests.generation.mix import make
 from tests.generation.tiny import word_tokenizer
 
@@ -108,18 +108,18 @@ def hold_engines() -> Iterator[threading.Event]:
 def live(
     models: dict[str, lw.LoopedForCausalLM] | None = None,
     *,
-    limits: Limits | None = None,
+    limits: ServerLimits | None = None,
     key: str | None = None,
     cors: tuple[str, ...] = (),
     tokenizer: Any = WORDS,
     drain_seconds: int = 10,
     send_buffer: int | None = None,
     access_log: bool = True,
-    site: Site | None = None,
+    site: StaticSite | None = None,
     **options: Any,
 ) -> Iterator[Live]:
     """Serves models in a thread while the block runs."""
-    limits = limits or Limits()
+    limits = limits or ServerLimits()
     options = {"max_rows": 4, "max_tokens": 400} | options
     named = models or {"tiny": make("huginn-tiny", **SMALL).float()}
     served = {name: ServedModel(name, model, tokenizer, limits=limits, **options) for name, model in named.items()}

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from loopwright.serving.answer import Bell, Delta, Job, Silence, _seed
+from loopwright.serving.answer import Bell, Delta, ServedRequest, Silence, _seed
 from loopwright.serving.models import ServedModel
 from loopwright.serving.openai_json import Shape, written
-from loopwright.serving.schema import Limits, Refusal, wanted
+from loopwright.serving.schema import Refusal, ServerLimits, wanted
 from loopwright.serving.sse import events
 from tests.generation.mix import make
 from tests.generation.tiny import letter_tokenizer
@@ -24,15 +24,15 @@ from tests.serving.live import SMALL, WORDS, hold_engines, until
 
 @pytest.fixture(scope="module")
 def model() -> Any:
-    served = ServedModel("m", make("huginn-tiny", **SMALL), WORDS, limits=Limits(), max_rows=2, max_tokens=80)
+    served = ServedModel("m", make("huginn-tiny", **SMALL), WORDS, limits=ServerLimits(), max_rows=2, max_tokens=80)
     yield served
     served.engine.close()
 
 
-def run(model: ServedModel, **body: Any) -> tuple[Job, list[list[Delta]]]:
-    async def work() -> tuple[Job, list[list[Delta]]]:
+def run(model: ServedModel, **body: Any) -> tuple[ServedRequest, list[list[Delta]]]:
+    async def work() -> tuple[ServedRequest, list[list[Delta]]]:
         asked = wanted(json.dumps({"prompt": "the cat", "temperature": 0, "max_tokens": 4} | body).encode(), chat=False)
-        job = Job(model, asked, model.prompt_ids(asked), Bell(asyncio.get_running_loop()))
+        job = ServedRequest(model, asked, model.prompt_ids(asked), Bell(asyncio.get_running_loop()))
         parts: list[list[Delta]] = [[] for _ in job.answers]
         async for fresh in job.news(60):
             assert fresh
@@ -96,7 +96,7 @@ def test_a_request_that_fails_or_is_cancelled_says_so(model: ServedModel) -> Non
         async def work(change: Any = change) -> None:
             asked = wanted(b'{"prompt": "the", "max_tokens": 60, "ignore_eos": true}', chat=False)
             with hold_engines():  # nothing changes an answer that has ended
-                job = Job(model, asked, [[2]], Bell(asyncio.get_running_loop()))
+                job = ServedRequest(model, asked, [[2]], Bell(asyncio.get_running_loop()))
                 change(job)
             async for _ in job.news(60):
                 pass
@@ -113,7 +113,7 @@ def test_seeds_of_choices_stay_in_range() -> None:
 def test_answers_have_the_form_that_was_asked_for() -> None:
     pytest.importorskip("llguidance")
     letters = letter_tokenizer()
-    served = ServedModel("m", make("huginn-tiny", **SMALL), letters, limits=Limits(), max_rows=2, max_tokens=80)
+    served = ServedModel("m", make("huginn-tiny", **SMALL), letters, limits=ServerLimits(), max_rows=2, max_tokens=80)
     try:
         body = {"prompt": "a", "temperature": 1, "seed": 3, "n": 2, "max_tokens": 12, "structured_outputs": {"regex": "[a-f]{3}x?"}}
         _, parts = run(served, **body)
@@ -133,7 +133,7 @@ def test_answers_have_the_form_that_was_asked_for() -> None:
 def test_what_one_answer_brought_is_told_before_the_failure_of_another(model: ServedModel) -> None:
     async def work() -> list[int]:
         asked = wanted(b'{"prompt": ["the", "cat"], "max_tokens": 1, "ignore_eos": true}', chat=False)
-        job = Job(model, asked, [[2], [4]], Bell(asyncio.get_running_loop()))
+        job = ServedRequest(model, asked, [[2], [4]], Bell(asyncio.get_running_loop()))
         job.answers[0].request.result()
         job.answers[1].request.error = ValueError("broken")  # whether it was done or not
         job.answers[1].request.finish("error")
@@ -197,7 +197,7 @@ def test_a_whole_answer_wakes_the_loop_once(model: ServedModel) -> None:
         bell = Bell(asyncio.get_running_loop())
         ring, bell.ring = bell.ring, lambda call: (rung.append(1), ring(call))  # type: ignore[method-assign, assignment]
         asked = wanted(json.dumps({"prompt": "the", "max_tokens": 6, "ignore_eos": True, "stream": stream}).encode(), chat=False)
-        job = Job(model, asked, [[2]], bell)
+        job = ServedRequest(model, asked, [[2]], bell)
         async for _ in job.news(60):
             pass
         assert job.first_token is not None
@@ -208,10 +208,10 @@ def test_a_whole_answer_wakes_the_loop_once(model: ServedModel) -> None:
 
 
 def test_a_client_that_went_is_not_told_that_its_request_was_cancelled(model: ServedModel) -> None:
-    async def work() -> Job:
+    async def work() -> ServedRequest:
         asked = wanted(b'{"prompt": "the", "max_tokens": 60, "ignore_eos": true}', chat=False)
         with hold_engines():  # the answer may not end by itself
-            job = Job(model, asked, [[2]], Bell(asyncio.get_running_loop()))
+            job = ServedRequest(model, asked, [[2]], Bell(asyncio.get_running_loop()))
             reading = asyncio.ensure_future(anext(job.news(60), None))
             await asyncio.sleep(0)  # it waits
             job.leave()
@@ -246,7 +246,7 @@ async def answered(model: ServedModel, turns: Turns, **body: Any) -> dict[str, A
     asked = wanted(json.dumps({"temperature": 0, **LONG, **body}).encode(), chat=False)
     assert until(lambda: not model.engine._scheduler.busy)
     model.engine._scheduler.prefixes.forget()  # what is copied may differ by rounding from what is run
-    job = Job(model, asked, model.prompt_ids(asked), Bell(asyncio.get_running_loop()))
+    job = ServedRequest(model, asked, model.prompt_ids(asked), Bell(asyncio.get_running_loop()))
     shape, counting = Shape(job), asyncio.create_task(turns.turn())
     async for fresh in job.news(60):
         for answer, delta in fresh:
@@ -283,7 +283,7 @@ def test_a_stream_of_parts_is_the_whole(model: ServedModel, monkeypatch: pytest.
 
     async def streamed() -> list[dict[str, Any]]:
         asked = wanted(json.dumps({"temperature": 0, **LONG, "stream": True}).encode(), chat=False)
-        job = Job(model, asked, model.prompt_ids(asked), Bell(asyncio.get_running_loop()))
+        job = ServedRequest(model, asked, model.prompt_ids(asked), Bell(asyncio.get_running_loop()))
         sent = b"".join([one async for one in events(job, Shape(job))]).decode()
         return [json.loads(line[6:])["choices"][0] for line in sent.split("\n\n") if line.startswith("data: {")]
 

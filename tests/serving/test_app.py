@@ -12,7 +12,7 @@ import pytest
 
 from loopwright.generation.constraints import ConstrainedVocabulary
 from loopwright.serving.app import Service
-from loopwright.serving.schema import Limits
+from loopwright.serving.schema import ServerLimits
 from tests.generation.mix import make
 from tests.generation.tiny import few_words, letter_tokenizer
 from tests.serving.live import SMALL, WORDS, Live, hold_engines, live, offline
@@ -20,7 +20,7 @@ from tests.serving.live import SMALL, WORDS, Live, hold_engines, live, offline
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Live]:
-    with live(limits=Limits(body_bytes=40_000, new_tokens=64, choices=6, queue=3)) as running:
+    with live(limits=ServerLimits(body_bytes=40_000, new_tokens=64, choices=6, queue=3)) as running:
         yield running
 
 
@@ -235,7 +235,7 @@ def test_a_prompt_without_tokens_is_refused() -> None:
 
 def test_grammars_are_compiled_aside_and_the_vocabulary_before_the_first_request(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("llguidance")
-    with live(tokenizer=letter_tokenizer(), limits=Limits(choices=6)) as running:
+    with live(tokenizer=letter_tokenizer(), limits=ServerLimits(choices=6)) as running:
         engine, threads, loops = running.model.engine, [], []
         assert engine._vocabulary is not None
         compile, bell = ConstrainedVocabulary._compile, Service.bell

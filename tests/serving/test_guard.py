@@ -8,24 +8,24 @@ from typing import Any
 import pytest
 
 from loopwright.serving.guard import Guard, Hosts, is_loopback
-from loopwright.serving.schema import Limits, Refusal
+from loopwright.serving.schema import Refusal, ServerLimits
 
 JSON = {"content-type": "application/json; charset=utf-8"}
-SMALL = Guard(Limits(body_bytes=10))
+SMALL = Guard(ServerLimits(body_bytes=10))
 
 
 @pytest.mark.parametrize(
     "header", ["", "Bearer", "Bearer wrong", "Basic secret-key", "Bearer secret-ke", "Bearer secret-key-", "é"]
 )
 def test_a_wrong_key_is_refused(header: str) -> None:
-    guard = Guard(Limits(), "secret-key")
+    guard = Guard(ServerLimits(), "secret-key")
     with pytest.raises(Refusal) as refused:
         guard.check_caller({"authorization": header})
     assert refused.value.status == 401 and refused.value.headers["www-authenticate"] == "Bearer"
 
 
 def test_the_right_key_is_taken_under_any_host() -> None:
-    Guard(Limits(), "secret-key").check_caller({"authorization": "bearer secret-key", "host": "example.org"})
+    Guard(ServerLimits(), "secret-key").check_caller({"authorization": "bearer secret-key", "host": "example.org"})
 
 
 FOREIGN = (
@@ -51,7 +51,7 @@ FOREIGN = (
     ],
 )
 def test_without_a_key_a_server_answers_to_its_own_names(hosts: Hosts, known: tuple[str, ...]) -> None:
-    guard = Guard(Limits(), hosts=hosts)
+    guard = Guard(ServerLimits(), hosts=hosts)
     for host in ("localhost:8000", "127.0.0.1", "[::1]:8000", "LOCALHOST", "localhost.", *known):
         guard.check_caller({"host": host})
         assert guard.trusts({"host": host})
@@ -60,7 +60,7 @@ def test_without_a_key_a_server_answers_to_its_own_names(hosts: Hosts, known: tu
             with pytest.raises(Refusal, match="is no name of this server"):
                 guard.check_caller({"host": host})
             assert not guard.trusts({"host": host})
-    assert ("GPU-box" in hosts.given) == Guard(Limits(), hosts=hosts).trusts({"host": "gpu-BOX:80"})
+    assert ("GPU-box" in hosts.given) == Guard(ServerLimits(), hosts=hosts).trusts({"host": "gpu-BOX:80"})
     assert is_loopback("::1") and is_loopback("127.9.9.9") and not is_loopback("0.0.0.0")
 
 

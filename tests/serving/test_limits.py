@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from loopwright.serving.schema import Limits, Refusal
+from loopwright.serving.schema import Refusal, ServerLimits
 
-LIMITS = Limits(body_bytes=10, new_tokens=5, choices=4, depth=3, queue=2)
+LIMITS = ServerLimits(body_bytes=10, new_tokens=5, choices=4, depth=3, queue=2)
 
 
 def test_each_limit_admits_what_it_says_and_names_itself_beyond() -> None:
@@ -44,5 +44,5 @@ def test_a_refusal_is_one_bounded_line() -> None:
 
 def test_limits_that_admit_nothing_are_refused() -> None:
     with pytest.raises(ValueError, match=r"choices must be a whole number >= 1 \(got 0\)"):
-        Limits(choices=0)
-    assert Limits(queue=0).queue == 0
+        ServerLimits(choices=0)
+    assert ServerLimits(queue=0).queue == 0

@@ -14,7 +14,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerFast
 
 from loopwright.generation.stream import text_of
 from loopwright.serving.models import ServedModel, find_model
-from loopwright.serving.schema import Limits, Refusal, Wanted, wanted
+from loopwright.serving.schema import Refusal, ServerLimits, Wanted, wanted
 from tests.cases import noisy
 from tests.generation.mix import make
 from tests.generation.test_generation_config import drawing_by, random_config
@@ -24,10 +24,10 @@ from tests.serving.test_pieces import BYTES
 
 
 def served(
-    name: str = "huginn-tiny", *, limits: Limits | None = None, changes: dict[str, Any] | None = None, **options: Any
+    name: str = "huginn-tiny", *, limits: ServerLimits | None = None, changes: dict[str, Any] | None = None, **options: Any
 ) -> ServedModel:
     model = make(name, **(changes or {}))
-    return ServedModel("m", model, WORDS, limits=limits or Limits(), **({"max_rows": 1, "max_tokens": 40} | options))
+    return ServedModel("m", model, WORDS, limits=limits or ServerLimits(), **({"max_rows": 1, "max_tokens": 40} | options))
 
 
 def text(**body: Any) -> Wanted:
@@ -59,7 +59,7 @@ def test_the_card_tells_length_depths_and_exits() -> None:
     assert card["max_model_len"] == 40 and card["depths"] == {"default": 4, "min": 1, "max": 16}
     assert "change" in card["exits"] and "gate" not in card["exits"]
     assert served(max_tokens=4000).card()["max_model_len"] == 128  # the positions of the model
-    assert served(depth=2, limits=Limits(depth=3)).card()["depths"] == {"default": 2, "min": 1, "max": 3}
+    assert served(depth=2, limits=ServerLimits(depth=3)).card()["depths"] == {"default": 2, "min": 1, "max": 3}
     gated = served("ouro-1.4b-tiny").card()
     assert "gate" in gated["exits"]
 
@@ -106,13 +106,13 @@ def test_a_model_with_a_last_step_offers_no_more() -> None:
     model = served("ouroboros-qwen2.5-3b-tiny", changes=changes)
     last = model.engine.model.config.max_steps
     assert last is not None and model.max_depth == last
-    assert served("ouroboros-qwen2.5-3b-tiny", changes=changes, limits=Limits(depth=1000)).max_depth == last
+    assert served("ouroboros-qwen2.5-3b-tiny", changes=changes, limits=ServerLimits(depth=1000)).max_depth == last
     with pytest.raises(ValueError, match="depth: 2 is beyond max_depth=1"):
-        served(depth=2, limits=Limits(depth=1))
+        served(depth=2, limits=ServerLimits(depth=1))
 
 
 def test_a_dense_model_has_one_depth() -> None:
-    model = ServedModel("d", noisy("ouroboros-qwen2.5-3b-tiny", **DENSE), WORDS, limits=Limits(), max_rows=1, max_tokens=20)
+    model = ServedModel("d", noisy("ouroboros-qwen2.5-3b-tiny", **DENSE), WORDS, limits=ServerLimits(), max_rows=1, max_tokens=20)
     assert (model.depth, model.max_depth, model.card()["exits"]) == (1, 1, [])
 
 
@@ -138,7 +138,7 @@ def test_prompts_are_texts_ids_or_lists_of_either() -> None:
 
 
 def test_the_length_of_an_answer() -> None:
-    model = served(limits=Limits(new_tokens=30))
+    model = served(limits=ServerLimits(new_tokens=30))
     assert model.new_tokens(text(), [1] * 3) == 16 and model.new_tokens(text(), [1] * 30) == 10
     assert model.new_tokens(text(max_tokens=30), [1] * 10) == 30
     assert model.new_tokens(text(max_tokens=0, echo=True), [1]) == 1

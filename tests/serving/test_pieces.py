@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loopwright.serving.answer import TextPieces
+from loopwright.serving.answer import AnswerPieces
 from tests.generation.tiny import byte_tokenizer, word_tokenizer
 
 WORDS, BYTES = word_tokenizer(), byte_tokenizer()
@@ -27,7 +27,7 @@ def test_pieces_joined_are_the_text_cut_at_the_first_stop(text: str, stop: list[
     ended = next((end for end, so_far in enumerate(grown) if any(one in so_far for one in stop)), len(tokens))
     tokens, whole = tokens[:ended], grown[ended]  # the engine goes no further
     cut = min((whole.find(one) for one in stop if one in whole), default=len(whole))
-    pieces, sent, at = TextPieces(decode_by(BYTES), stop), "", 0
+    pieces, sent, at = AnswerPieces(decode_by(BYTES), stop), "", 0
     for size in [*sizes, len(tokens)]:
         at = min(at + size, len(tokens))
         sent += pieces.more(tokens[:at])
@@ -39,12 +39,12 @@ def test_pieces_joined_are_the_text_cut_at_the_first_stop(text: str, stop: list[
 @given(st.lists(st.integers(0, 95), min_size=1, max_size=12), st.integers(0, 3))
 def test_words_keep_their_spaces_control_words_and_an_echoed_prompt_too(tokens: list[int], before: int) -> None:
     decode, prompt = decode_by(WORDS), [2, 3, 4][:before]
-    pieces = TextPieces(decode, before=before)
+    pieces = AnswerPieces(decode, before=before)
     sent = "".join(pieces.more(prompt + tokens[: end + 1]) for end in range(len(tokens)))
     assert decode(prompt) + sent == decode(prompt + tokens)
 
 
 def test_what_may_be_a_stop_string_is_held_back() -> None:
-    pieces = TextPieces(decode_by(BYTES), ["abc"])
+    pieces = AnswerPieces(decode_by(BYTES), ["abc"])
     ids = BYTES("xabxabc").input_ids
     assert [pieces.more(ids[:end]) for end in range(1, 8)] == ["x", "", "", "abx", "", "", ""]

@@ -10,7 +10,7 @@ import threading
 
 import pytest
 
-from loopwright.serving.schema import Limits
+from loopwright.serving.schema import ServerLimits
 from loopwright.serving.server import bind, run
 from tests.serving.live import hold_engines, live, until
 
@@ -58,7 +58,7 @@ def test_a_signal_with_the_first_line_ends_it_as_any_other(number: int, monkeypa
     before = signal.signal(number, lambda *_: missed.append(number))
     try:
         listening, said = bind("127.0.0.1", 0), []
-        run({}, listening, limits=Limits(), on_ready=lambda: (said.append("ready"), os.kill(os.getpid(), number)))
+        run({}, listening, limits=ServerLimits(), on_ready=lambda: (said.append("ready"), os.kill(os.getpid(), number)))
         assert said == ["ready"] and not missed and listening.fileno() == -1
         assert signal.getsignal(number) is not signal.SIG_DFL
         os.kill(os.getpid(), number)

@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 from loopwright.serving.schema import Refusal, whole
-from loopwright.serving.site import Site, Turns, View, read_files
+from loopwright.serving.site import SiteView, StaticSite, Turns, read_files
 from tests.serving.live import live
 
 
@@ -32,7 +32,7 @@ def test_a_site_beside_the_api(tmp_path: Path) -> None:
             raise RuntimeError("unforeseen")
         return given
 
-    with live(site=Site(tmp_path, (View("/explore/n", {"n": whole(0)}, fail),))) as running:
+    with live(site=StaticSite(tmp_path, (SiteView("/explore/n", {"n": whole(0)}, fail),))) as running:
         page = running.client.get("/")
         assert page.text.endswith("hello")
         again = running.client.get("/", headers={"if-none-match": page.headers["etag"]})

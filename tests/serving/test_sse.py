@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loopwright.generation.request import Request, RequestOptions
-from loopwright.serving.answer import Bell, Job
+from loopwright.serving.answer import Bell, ServedRequest
 from loopwright.serving.models import ServedModel
 from loopwright.serving.openai_json import Shape
-from loopwright.serving.schema import Limits, wanted
+from loopwright.serving.schema import ServerLimits, wanted
 from loopwright.serving.sse import OWN, EventStream, events
 from tests.generation.mix import make
 from tests.serving.live import SMALL, WORDS, hold_engines, until
@@ -24,14 +24,14 @@ from tests.serving.live import SMALL, WORDS, hold_engines, until
 
 @pytest.fixture(scope="module")
 def model() -> Any:
-    served = ServedModel("m", make("huginn-tiny", **SMALL), WORDS, limits=Limits(), max_rows=2, max_tokens=80)
+    served = ServedModel("m", make("huginn-tiny", **SMALL), WORDS, limits=ServerLimits(), max_rows=2, max_tokens=80)
     yield served
     served.engine.close()
 
 
-def job_of(model: ServedModel, **body: Any) -> Job:
+def job_of(model: ServedModel, **body: Any) -> ServedRequest:
     asked = wanted(json.dumps({"prompt": "the", "temperature": 0, "stream": True, "ignore_eos": True} | body).encode(), chat=False)
-    return Job(model, asked, model.prompt_ids(asked), Bell(asyncio.get_running_loop()))
+    return ServedRequest(model, asked, model.prompt_ids(asked), Bell(asyncio.get_running_loop()))
 
 
 def test_a_failure_on_the_way_is_an_event_and_ends_the_stream(model: ServedModel) -> None:
@@ -82,7 +82,7 @@ class Peer:
         return {"http_version": version, "state": {OWN: self}}
 
 
-def fed(model: ServedModel, **body: Any) -> Job:
+def fed(model: ServedModel, **body: Any) -> ServedRequest:
     """Returns a job whose tokens are pushed by the test."""
 
     def submit(prompt: list[int], *, max_new_tokens: int, on_token: Any, on_done: Any, **_: Any) -> Request:

@@ -17,7 +17,7 @@ from loopwright.analysis.study import SETS
 from loopwright.analysis.summary import PUBLISHED, LimitOptions, summarise
 from loopwright.analysis.trace.single_prompt import neuron_shares
 from loopwright.cli.runs import analyze
-from loopwright.commands.analyze import Asked, opening_of, rows_of
+from loopwright.commands.analyze import PromptOptions, opening_of, rows_of
 from loopwright.metrics import classify_limit, col_sum_concentration, mixing_score, residual_entropy, sink_rate, sink_score
 from loopwright.recipes import recipe
 from tests.cases import noisy
@@ -177,19 +177,19 @@ def test_a_system_prompt_stands_before_each_question(tmp_path: Path) -> None:
     model = lw.build("huginn-tiny", vocab_size=270)
     lw.save(model, tmp_path / "model")
     source, words = Source(tmp_path / "model"), lw.tokenizer(tmp_path)
-    asked = Asked("the a", tokenizer=str(tmp_path), system="be the one")
+    asked = PromptOptions("the a", tokenizer=str(tmp_path), system="be the one")
     opening = opening_of(source, asked)
     assert words.decode(opening) == "<s>be the one\n\n"
     rows = rows_of(source, ["the a", "a"], tokenizer=str(tmp_path), opening=opening)
     assert [words.decode(row) for row in rows] == ["<s>be the one\n\nthe a", "<s>be the one\n\na"]
-    padded = opening_of(source, Asked("x", tokenizer=str(tmp_path), system="be the one", padded=True))
+    padded = opening_of(source, PromptOptions("x", tokenizer=str(tmp_path), system="be the one", padded=True))
     assert len(padded) == len(opening) and padded[0] == opening[0] and set(padded[1:]) == {words.eos_token_id}
     (tmp_path / "s.txt").write_text("be the one\n")
-    assert opening_of(source, Asked("x", tokenizer=str(tmp_path), system=str(tmp_path / "s.txt"))) == opening
+    assert opening_of(source, PromptOptions("x", tokenizer=str(tmp_path), system=str(tmp_path / "s.txt"))) == opening
     with pytest.raises(ValueError, match="system: the prompts are token ids"):
         rows_of(source, [[1, 2]], tokenizer=str(tmp_path), opening=opening)
     with pytest.raises(ValueError, match="pad-system: there is no system prompt"):
-        opening_of(source, Asked("x", padded=True))
+        opening_of(source, PromptOptions("x", padded=True))
 
 
 @same(SYSTEM, "the training of 5.1: sizes, norms, steps, loss, tokens")

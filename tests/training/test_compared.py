@@ -17,7 +17,7 @@ from loopwright.cli import main
 from loopwright.data.batch import Batch
 from loopwright.storage.files import read_json
 from loopwright.storage.run import RunFolder
-from loopwright.training.compile import ALL, OWN, PASSES, Comparison
+from loopwright.training.compile import ALL, OWN, PASSES, CompileComparison
 from loopwright.training.graphs import LEAVES, REPLAYS, Captured, GraphedWork
 from loopwright.training.loop import train
 from loopwright.training.recipe import make_recipe, written
@@ -158,13 +158,13 @@ def test_a_graph_that_was_asked_for_replays_passes_as_written(
 def times(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """One entry for each pass that is compared."""
     ran: list[int] = []
-    run_written = Comparison.run_written
+    run_written = CompileComparison.run_written
 
-    def counted(self: Comparison, run: Callable[[], Any]) -> Any:
+    def counted(self: CompileComparison, run: Callable[[], Any]) -> Any:
         ran.append(1)
         return run_written(self, run)
 
-    monkeypatch.setattr(Comparison, "run_written", counted)
+    monkeypatch.setattr(CompileComparison, "run_written", counted)
     return ran
 
 
@@ -269,11 +269,11 @@ def test_without_memory_for_it_nothing_is_compared(where: str, auto: None, tmp_p
             raise torch.OutOfMemoryError("no room")
         return result
 
-    def none(self: Comparison) -> None:
+    def none(self: CompileComparison) -> None:
         raise torch.OutOfMemoryError("no room")
 
     if where == "before":
-        monkeypatch.setattr(Comparison, "_gradients", none)
+        monkeypatch.setattr(CompileComparison, "_gradients", none)
     else:
         monkeypatch.setattr(job.Job, "_backward", full)
     found, told = trained(tmp_path / "found")
@@ -284,7 +284,7 @@ def test_without_memory_for_it_nothing_is_compared(where: str, auto: None, tmp_p
 def compared(written: list[Tensor], found: list[Tensor], before: list[Tensor] | None = None) -> str | None:
     """What is said of gradients that come after those of a pass as written."""
     parameters = {f"w{i}": nn.Parameter(torch.zeros_like(x)) for i, x in enumerate(written)}
-    comparison = Comparison(parameters)
+    comparison = CompileComparison(parameters)
 
     def adds(gradients: list[Tensor]) -> None:
         for p, g in zip(parameters.values(), gradients, strict=True):
@@ -330,7 +330,7 @@ def test_a_small_gradient_may_be_noise_of_a_large_one() -> None:
 
 def test_a_pass_that_is_not_finite_says_nothing() -> None:
     parameters = {"w": nn.Parameter(torch.zeros(3))}
-    comparison = Comparison(parameters)
+    comparison = CompileComparison(parameters)
 
     def adds() -> None:
         parameters["w"].grad = torch.full((3,), torch.inf)
@@ -341,13 +341,13 @@ def test_a_pass_that_is_not_finite_says_nothing() -> None:
 
 
 def test_every_kind_of_pass_is_compared_a_few_times() -> None:
-    comparison = Comparison({})
+    comparison = CompileComparison({})
     assert [comparison.is_due((3, 3)) for _ in range(PASSES + 2)] == [True] * PASSES + [False] * 2
     assert comparison.is_due((4, 3))
 
 
 def test_what_the_pass_as_written_draws_the_next_one_draws_too() -> None:
-    comparison = Comparison({"w": nn.Parameter(torch.zeros(1))})
+    comparison = CompileComparison({"w": nn.Parameter(torch.zeros(1))})
     first = comparison.run_written(lambda: torch.rand(3))
     assert torch.equal(first, torch.rand(3))
 
@@ -355,7 +355,7 @@ def test_what_the_pass_as_written_draws_the_next_one_draws_too() -> None:
 def test_what_rounding_alone_changes_as_much_is_no_difference() -> None:
     """As in a loop that is chaotic in bf16. The gradients that were to be judged are still there, and no draw was taken."""
     w = nn.Parameter(torch.zeros(3))
-    comparison = Comparison({"w": w})
+    comparison = CompileComparison({"w": w})
 
     def adds(*values: float) -> Callable[[], None]:
         def run() -> None:

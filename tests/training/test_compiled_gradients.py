@@ -7,7 +7,7 @@ import torch
 
 import loopwright as lw
 from loopwright.data.batch import Batch
-from loopwright.training.compile import Comparison
+from loopwright.training.compile import CompileComparison
 from loopwright.training.graphs import GraphedWork
 from loopwright.training.module import TrainingModule
 from loopwright.training.objectives.losses import Final
@@ -52,7 +52,7 @@ def test_gradients_of_compiled_passes(case: str, replayed: bool) -> None:
         return loss.detach(), {}
 
     work = GraphedWork(lambda ids: run(compiled, ids), device)
-    comparison = Comparison(dict(model.named_parameters()))
+    comparison = CompileComparison(dict(model.named_parameters()))
     for place in range(4 if replayed else 1):
         with work.aside():
             comparison.run_written(lambda: run(plain, ids))

@@ -17,7 +17,7 @@ import loopwright as lw
 from loopwright.model.backbone import Backbone
 from loopwright.model.parts.state import hashed_normal, row_seeds
 from loopwright.training import run as job_module
-from loopwright.training.compile import Comparison
+from loopwright.training.compile import CompileComparison
 from loopwright.training.gradient import REMATS
 from loopwright.training.graphs import GraphedWork
 from loopwright.training.loop import train
@@ -252,7 +252,7 @@ def test_the_pass_that_a_compiled_one_is_compared_with_starts_where_it_does(
 
     def compared(redrawn: bool) -> bool:
         job = make_job(tmp_path, NOISE, PLAIN_ROWS)
-        job.compiled, job.comparison = True, Comparison(job.optimiser.parameters)
+        job.compiled, job.comparison = True, CompileComparison(job.optimiser.parameters)
         kept.clear()
 
         def noted(model: Any, e: Tensor, p: Any, seeds: Tensor) -> Tensor:

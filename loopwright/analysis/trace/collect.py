@@ -85,7 +85,7 @@ class View:
 
 
 @dataclass(frozen=True)
-class Rows:
+class TraceRows:
     """The rows of some queries, `part`: `attention`, which sums to 1, and the `scores` it is the softmax of, less the largest of
     each row; both [B, H, rows, N]."""
 
@@ -99,14 +99,14 @@ class Rows:
         return -self.attention.amax(-1).log() - (self.attention * self.scores).sum(-1)
 
 
-def attention_rows(q: Tensor, k: Tensor, view: View, *, chunk: int = CHUNK) -> Iterator[Rows]:
+def attention_rows(q: Tensor, k: Tensor, view: View, *, chunk: int = CHUNK) -> Iterator[TraceRows]:
     """Yields the rows of softmax(q kᵀ / √K) in float32 or wider, as many queries at a time as fit into `chunk` entries.
 
     q is [B, T, H, K] and k [B, N, Hk, K], after the rotation, as a tap sees them; heads share keys where Hk < H.
     """
     for part, scores in _scores(q, k, view, chunk):
         scores.sub_(scores.amax(-1, keepdim=True))
-        yield Rows(part, scores, scores.softmax(-1))
+        yield TraceRows(part, scores, scores.softmax(-1))
 
 
 def _scores(q: Tensor, k: Tensor, view: View, chunk: int) -> Iterator[tuple[slice, Tensor]]:

@@ -68,7 +68,7 @@ class Edit:
 
 
 @dataclass(frozen=True)
-class Chain:
+class EditChain:
     """A tap that hands each tensor through several, in order; made by `chain`."""
 
     taps: tuple[Tap, ...]
@@ -187,7 +187,7 @@ def noise(name: str, where: Where, *, size: float, seed: int) -> Tap:
 
 def chain(*taps: Tap) -> Tap:
     """Returns a tap that hands each tensor through all of them, in order."""
-    return Chain(taps)
+    return EditChain(taps)
 
 
 def recorded(seen: Mapping[tuple[str, str, int, int], Tensor], name: str) -> dict[Place, Tensor]:
@@ -212,7 +212,7 @@ def _numbers(name: str, given: int | Iterable[int] | None) -> frozenset[int] | N
 def _edits(tap: Tap | None) -> Iterator[Edit]:
     if isinstance(tap, Edit):
         yield tap
-    elif isinstance(tap, Chain):
+    elif isinstance(tap, EditChain):
         for each in tap.taps:
             yield from _edits(each)
 

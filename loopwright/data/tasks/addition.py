@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from loopwright.data.tasks.task import EOS, PAD, PADDINGS, Alphabet, Matrix, Rows, Task, below
+from loopwright.data.tasks.task import EOS, PAD, PADDINGS, Alphabet, Matrix, Task, TaskRows, below
 from loopwright.schema import check_choice, check_count
 
 ALPHABET = Alphabet([*"0123456789", "+", "=", " ", PAD, EOS])
@@ -93,7 +93,7 @@ class Addition(Task):
     def extent(self, group: int) -> int:
         return self.offset + 3 * (self.width or group) + 4 + self.space
 
-    def write(self, group: int, problems: Matrix, bits: np.random.PCG64, extent: int) -> Rows:
+    def write(self, group: int, problems: Matrix, bits: np.random.PCG64, extent: int) -> TaskRows:
         count, wide = len(problems), self.width or group
         operands = np.zeros((count, 2, wide), dtype=np.int64)
         operands[:, :, wide - group :] = problems.reshape(count, 2, group)
@@ -112,7 +112,7 @@ class Addition(Task):
         ids = np.full((count, extent), PADDING)
         ids[np.arange(extent) < offsets[:, None]] = SPACE
         np.put_along_axis(ids, offsets[:, None] + np.arange(body.shape[1]), body, axis=1)
-        return Rows(ids, offsets + 2 * wide + 2, offsets + (body != PADDING).sum(1), ripple)
+        return TaskRows(ids, offsets + 2 * wide + 2, offsets + (body != PADDING).sum(1), ripple)
 
 
 def add_digits(a: Matrix, b: Matrix) -> tuple[Matrix, np.ndarray]:
@@ -194,7 +194,7 @@ class Columns(Task):
     def extent(self, group: int) -> int:
         return group + 3
 
-    def write(self, group: int, problems: Matrix, bits: np.random.PCG64, extent: int) -> Rows:
+    def write(self, group: int, problems: Matrix, bits: np.random.PCG64, extent: int) -> TaskRows:
         count = len(problems)
         columns = np.pad(problems.reshape(count, group, 2), ((0, 0), (0, 1), (0, 0)))  # the last one is 0+0
         ids = np.full((count, extent), self.alphabet.pad_id)
@@ -203,7 +203,7 @@ class Columns(Task):
         digits, needs = add_columns(columns.sum(2))
         answers = np.full_like(ids, self.alphabet.pad_id)
         answers[:, 2 : group + 3] = digits + FIRST_DIGIT  # one place on: the model shifts labels
-        return Rows(ids, np.full(count, 2), np.full(count, group + 3), needs, answers)
+        return TaskRows(ids, np.full(count, 2), np.full(count, group + 3), needs, answers)
 
 
 def add_columns(sums: Matrix) -> tuple[Matrix, np.ndarray]:

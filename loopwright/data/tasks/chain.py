@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from loopwright.data.tasks.task import ANSWERS, EOS, PAD, PADDINGS, Alphabet, Matrix, Rows, Task, below
+from loopwright.data.tasks.task import ANSWERS, EOS, PAD, PADDINGS, Alphabet, Matrix, Task, TaskRows, below
 from loopwright.schema import check_choice, check_count
 
 Operations = dict[str, list[int]]  # name → what each value becomes
@@ -68,7 +68,7 @@ class Chain(Task):
     def extent(self, group: int) -> int:
         return (self.places or group) + (2 if self.in_place else 4)
 
-    def write(self, group: int, problems: Matrix, bits: np.random.PCG64, extent: int) -> Rows:
+    def write(self, group: int, problems: Matrix, bits: np.random.PCG64, extent: int) -> TaskRows:
         count, places = len(problems), self.places or group
         equals, dot = self.alphabet.encode("= .")
         ids = np.full((count, extent), self.alphabet.pad_id)
@@ -81,9 +81,9 @@ class Chain(Task):
             ids[:, places + 1] = self.alphabet.eos_id
             answers = np.full_like(ids, self.alphabet.pad_id)
             answers[:, 1 : places + 2] = values  # one place on: the model shifts labels
-            return Rows(ids, np.ones(count, dtype=int), np.full(count, places + 2), needs, answers)
+            return TaskRows(ids, np.ones(count, dtype=int), np.full(count, places + 2), needs, answers)
         ids[:, places + 1], ids[:, places + 2], ids[:, places + 3] = equals, values[:, -1], self.alphabet.eos_id
-        return Rows(ids, np.full(count, places + 2), np.full(count, places + 4), needs)
+        return TaskRows(ids, np.full(count, places + 2), np.full(count, places + 4), needs)
 
     def values(self, ids: Matrix) -> Matrix:
         """Returns the value after each symbol of rows that hold a start value, then operations and `.` [N, 1 + places]."""

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from loopwright.data.tasks.task import ANSWERS, EOS, PAD, Alphabet, Matrix, Rows, Task, below, stream
+from loopwright.data.tasks.task import ANSWERS, EOS, PAD, Alphabet, Matrix, Task, TaskRows, below, stream
 from loopwright.schema import check_choice, check_count, check_number
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -98,21 +98,21 @@ class Hops(Task):
     def extent(self, group: int) -> int:
         return self.length + (1 + self.counted if self.in_place else 2)
 
-    def write(self, group: int, problems: Matrix, bits: np.random.PCG64, extent: int) -> Rows:
+    def write(self, group: int, problems: Matrix, bits: np.random.PCG64, extent: int) -> TaskRows:
         count = len(problems)
         (asked,) = self.alphabet.encode_all([MARK if self.counted else str(group)])
         question, end = np.full((count, self.length - problems.shape[1]), asked), np.full((count, 1), self.alphabet.eos_id)
         lengths, needs = np.full(count, extent), np.full(count, group)
         if not self.in_place:
             answer = np.take_along_axis(problems, self.follow(problems, group)[:, None], axis=1)
-            return Rows(np.concatenate([problems, question, answer, end], axis=1), np.full(count, self.length), lengths, needs)
+            return TaskRows(np.concatenate([problems, question, answer, end], axis=1), np.full(count, self.length), lengths, needs)
         if self.counted:
             question = np.pad(question, ((0, 0), (1, 0)), constant_values=self.alphabet.encode_all([START])[0])
         places, nowhere = self.follow_all(problems, group), self.alphabet.encode_all([NOWHERE])[0]
         ids = np.concatenate([question, problems, end], axis=1)
         answers, first = np.full_like(ids, self.alphabet.pad_id), question.shape[1] + 1  # one place on: the model shifts labels
         answers[:, first:] = np.where(places < 0, nowhere, np.take_along_axis(problems, places, axis=1))
-        return Rows(ids, np.full(count, first), lengths, needs, answers)
+        return TaskRows(ids, np.full(count, first), lengths, needs, answers)
 
     def arrange(self, needs: np.ndarray, bits: np.random.PCG64) -> np.ndarray:
         """Returns an order of rows in which harder ones come later, as `rising` says."""

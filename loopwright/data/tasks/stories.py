@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from loopwright.data.batch import Progress, Splits
-from loopwright.data.tasks.task import EOS, PAD, PADDINGS, Alphabet, Matrix, Rows, Task, below
+from loopwright.data.tasks.task import EOS, PAD, PADDINGS, Alphabet, Matrix, Task, TaskRows, below
 from loopwright.schema import check_choice
 
 GIRLS, BOYS = ("Anna", "Lily", "Mia"), ("Ben", "Max", "Tom")
@@ -80,14 +80,14 @@ class Stories(Task):
         first = {name: values[0] for name, values in SLOTS.items()}
         return max(len(tell(first, plot).split()) for plot in range(len(PLOTS))) + 1
 
-    def write(self, group: int, problems: Matrix, bits: np.random.PCG64, extent: int) -> Rows:
+    def write(self, group: int, problems: Matrix, bits: np.random.PCG64, extent: int) -> TaskRows:
         """Returns the rows of choices."""
         ids, lengths = np.full((len(problems), extent), self.alphabet.pad_id), np.zeros(len(problems), dtype=np.int64)
         for row, chosen in enumerate(problems.tolist()):
             named = {name: values[i] for (name, values), i in zip(SLOTS.items(), chosen, strict=False)}
             story = [*self.alphabet.encode(tell(named, chosen[-1])), self.alphabet.eos_id]
             ids[row, : len(story)], lengths[row] = story, len(story)
-        return Rows(ids, np.zeros_like(lengths), lengths, np.full(len(problems), 2))
+        return TaskRows(ids, np.zeros_like(lengths), lengths, np.full(len(problems), 2))
 
     def splits(self, folder: Path | None = None, progress: Progress | None = None) -> Splits:
         """Returns the tables as running text: the loss of every token counts, and no row is right or wrong as a whole."""

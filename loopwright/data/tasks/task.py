@@ -137,7 +137,7 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Rows:
+class TaskRows:
     """Rows under construction: ids [N, T] with the answer at [starts, lengths), what each needs, and answers in place."""
 
     ids: np.ndarray
@@ -155,10 +155,10 @@ class Rows:
         return Table(ids, starts, lengths, needs, alphabet, padding, ragged, answers)
 
 
-def stack(parts: Sequence[Rows], order: np.ndarray) -> Rows:
+def stack(parts: Sequence[TaskRows], order: np.ndarray) -> TaskRows:
     """Returns rows of several kinds as one, in the given order, so that any stretch of them is a mixture."""
     named = [name for name in ("ids", "starts", "lengths", "needs", "answers") if getattr(parts[0], name) is not None]
-    return Rows(**{name: np.concatenate([getattr(part, name) for part in parts])[order] for name in named})
+    return TaskRows(**{name: np.concatenate([getattr(part, name) for part in parts])[order] for name in named})
 
 
 Matrix = np.ndarray  # small whole numbers below 256, one row per sample
@@ -291,7 +291,7 @@ class Task(ABC):
         """Returns the tokens of the longest row of a group."""
 
     @abstractmethod
-    def write(self, group: int, problems: Matrix, bits: np.random.PCG64, extent: int) -> Rows:
+    def write(self, group: int, problems: Matrix, bits: np.random.PCG64, extent: int) -> TaskRows:
         """Returns the rows of problems, `extent` tokens wide."""
 
     def key(self, problems: Matrix) -> Matrix:

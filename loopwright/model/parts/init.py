@@ -104,7 +104,7 @@ class Takase(Init):
         return Law("truncated", huginn_std(width))
 
 
-class Retrofit(OneStd):
+class RetrofitInit(OneStd):
     """The projection of the injection within ±1/√inputs, as PyTorch starts a linear map, and all else as "normal".
 
     A retrofit's own layers come from the dense model: the projection alone is new (arXiv 2511.07384).
@@ -154,5 +154,5 @@ def init_of(config: LoopedConfig) -> Init:
 
 
 INITS: Mapping[str, type[Init]] = {
-    "normal": Normal, "takase": Takase, "retrofit": Retrofit, "tensor2tensor": TensorToTensor, "react": React,
+    "normal": Normal, "takase": Takase, "retrofit": RetrofitInit, "tensor2tensor": TensorToTensor, "react": React,
 }  # fmt: skip

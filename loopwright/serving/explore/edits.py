@@ -13,7 +13,7 @@ from loopwright.model.causal_lm import LoopedForCausalLM
 from loopwright.model.passes import STACKS
 from loopwright.model.taps import Tap
 from loopwright.schema import refuse_unknown, suggest
-from loopwright.serving.explore.passes import Unrolled, unrolled
+from loopwright.serving.explore.passes import UnrolledPass, unrolled
 from loopwright.serving.schema import Check, number, text, whole
 from loopwright.untrusted import shown
 
@@ -58,7 +58,7 @@ def read_edit(name: str, value: Any) -> dict[str, Any]:
 
 
 def build_edit(
-    spec: Mapping[str, Any], model: LoopedForCausalLM, ids: Sequence[int], plain: Unrolled, encode: Callable[[str], list[int]]
+    spec: Mapping[str, Any], model: LoopedForCausalLM, ids: Sequence[int], plain: UnrolledPass, encode: Callable[[str], list[int]]
 ) -> Tap:
     """Returns the tap of a checked edit for a prompt whose unedited states are `plain`; raises where it would change nothing."""
     depth = len(plain.states)
@@ -76,7 +76,7 @@ def _noise(spec: Mapping[str, Any], *_: Any) -> Tap:
 
 
 def _patch(
-    spec: Mapping[str, Any], model: LoopedForCausalLM, ids: Sequence[int], plain: Unrolled, encode: Callable[[str], list[int]]
+    spec: Mapping[str, Any], model: LoopedForCausalLM, ids: Sequence[int], plain: UnrolledPass, encode: Callable[[str], list[int]]
 ) -> Tap:
     """The other prompt's state after one step, aligned at the end: its last token stands for our last, and so on backwards."""
     step, token, other_ids = spec["step"], spec.get("token"), encode(spec["prompt"])
@@ -99,7 +99,7 @@ def _patch(
     return patch("state", at(stack="core", step=step), {("core", step, _last_layer(model)): value}, tokens=chosen)
 
 
-def _swap(spec: Mapping[str, Any], model: LoopedForCausalLM, ids: Sequence[int], plain: Unrolled, *_: Any) -> Tap:
+def _swap(spec: Mapping[str, Any], model: LoopedForCausalLM, ids: Sequence[int], plain: UnrolledPass, *_: Any) -> Tap:
     first, second, steps = spec["first"], spec["second"], len(plain.states)
     if first == second or max(first, second) >= steps:
         raise ValueError(f"edit: swap takes two different steps below {steps} (got {first} and {second})")

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from loopwright.analysis.trace.collect import View, attention_rows
-from loopwright.analysis.trace.edit import Chain, chain
+from loopwright.analysis.trace.edit import EditChain, chain
 from loopwright.generation.exit_rules import ExitRule, Memory
 from loopwright.metrics.attention import SINK, sink_score
 from loopwright.metrics.limits import LIMITS, SHORTEST, classify_limit
@@ -74,7 +74,7 @@ TABLES = 6  # float32 tables of tokens × vocabulary that are held at once while
 
 
 @dataclass(frozen=True)
-class Unrolled:
+class UnrolledPass:
     """The states of one prompt: before the first step and after each, every one [1, T, D], with their input and pass."""
 
     e: Tensor
@@ -107,7 +107,7 @@ class PartSizes:
 
 
 @torch.no_grad()
-def unrolled(model: LoopedForCausalLM, ids: Sequence[int], depth: int, *, edit: Tap | None = None) -> Unrolled:
+def unrolled(model: LoopedForCausalLM, ids: Sequence[int], depth: int, *, edit: Tap | None = None) -> UnrolledPass:
     """Returns the states of a prompt through `depth` steps, under an edit where one is given."""
     config = model.config
     wanted = 4 * len(ids) * (depth * config.hidden_size + TABLES * config.vocab_size)
@@ -116,18 +116,18 @@ def unrolled(model: LoopedForCausalLM, ids: Sequence[int], depth: int, *, edit: 
     e, p = model.embed(torch.tensor([list(ids)], device=model.device), tap=sizes if edit is None else chain(edit, sizes))
     start = model.start_state(e, p)
     states = tuple(model.unroll(e, depth, p, state=start))
-    return Unrolled(e, start, states, replace(p, tap=edit), sizes.by_step())
+    return UnrolledPass(e, start, states, replace(p, tap=edit), sizes.by_step())
 
 
 @torch.no_grad()
 def read_steps(
     model: LoopedForCausalLM,
     ids: Sequence[int],
-    through: Unrolled,
+    through: UnrolledPass,
     *,
     top: int,
     rule: ExitRule | None = None,
-    before: Unrolled | None = None,
+    before: UnrolledPass | None = None,
 ) -> dict[str, Any]:
     """Returns the numbers of every step and token: lists by step, then by token.
 
@@ -168,14 +168,14 @@ def read_steps(
 
 
 @torch.no_grad()
-def exit_probabilities(model: LoopedForCausalLM, through: Unrolled) -> Any:
+def exit_probabilities(model: LoopedForCausalLM, through: UnrolledPass) -> Any:
     """Returns the probability that a token leaves after each step, by step and token; None in a model without learned halting."""
     if model.halting.mixes is None:
         return None
     return rounded(model.halting(model.halting_values(through.start, through.states, through.e, through.p))[0].T)
 
 
-def movement(through: Unrolled) -> dict[str, Any]:
+def movement(through: UnrolledPass) -> dict[str, Any]:
     """Returns how far each step moved the state, ‖s_t − s_{t−1}‖, and how long the state is, by step and token; and how far the
     gate is open and how large the diagonals are, None where the model has none."""
     every = torch.cat([through.start, *through.states]).float()
@@ -183,7 +183,7 @@ def movement(through: Unrolled) -> dict[str, Any]:
     return {"change": rounded((every[1:] - every[:-1]).norm(dim=-1)), "size": rounded(every[1:].norm(dim=-1)), **parts}
 
 
-def paths(through: Unrolled) -> dict[str, Any] | None:
+def paths(through: UnrolledPass) -> dict[str, Any] | None:
     """Returns each token's path, the start included, in its own two principal directions: [T][S + 1][2], and what they explain.
 
     None where a state is not finite.
@@ -198,7 +198,7 @@ def paths(through: Unrolled) -> dict[str, Any] | None:
     }
 
 
-def settling(through: Unrolled) -> list[dict[str, Any]] | None:
+def settling(through: UnrolledPass) -> list[dict[str, Any]] | None:
     """Returns what each token's state settles into (`metrics.limits`); None where the steps are too few to say."""
     every = torch.cat(list(through.states)).float().cpu()
     if len(every) <= SHORTEST:
@@ -239,7 +239,7 @@ def head_maps(
     receives most, with its share. Prelude and coda run once: they have one step (the coda that of the last state)."""
     _check_place(model, stack, layer, head)
     recorder = LayerRecorder(stack, layer)
-    through = unrolled(model, ids, depth, edit=recorder if edit is None else Chain((edit, recorder)))
+    through = unrolled(model, ids, depth, edit=recorder if edit is None else EditChain((edit, recorder)))
     model.features(through.states[-1], through.p)  # the coda, as the tap sees it
     view = View.of(place_tokens(1, len(ids), model.device), model.config.sliding_window)
     maps, sinks = [], []

@@ -21,7 +21,7 @@ from loopwright.serving.explore.passes import (
 )
 from loopwright.serving.models import ServedModel
 from loopwright.serving.schema import Check, Refusal, text, whole
-from loopwright.serving.site import Site, View
+from loopwright.serving.site import SiteView, StaticSite
 from loopwright.version import VERSION
 
 MOST_CELLS = 8192  # tokens × steps of one view
@@ -137,11 +137,11 @@ def _tap(model: ServedModel, given: dict[str, Any], ids: list[int], plain: Any) 
 
 
 _SHARED: dict[str, Check] = {"model": text, "prompt": text, "depth": whole(1), "edit": read_edit}
-EXPLORER = Site(
+EXPLORER = StaticSite(
     Path(__file__).parent / "static",
     (
-        View("/explore/model", {"model": text}, describe),
-        View("/explore/steps", {**_SHARED, "top": whole(1, MOST_TOP), "exit": text}, show_steps),
-        View("/explore/attention", {**_SHARED, "stack": text, "layer": whole(0), "head": whole(0)}, show_attention),
+        SiteView("/explore/model", {"model": text}, describe),
+        SiteView("/explore/steps", {**_SHARED, "top": whole(1, MOST_TOP), "exit": text}, show_steps),
+        SiteView("/explore/attention", {**_SHARED, "stack": text, "layer": whole(0), "head": whole(0)}, show_attention),
     ),
 )

@@ -71,7 +71,7 @@ def windows(seed: int, device: torch.device, width: int) -> Tensor:
     return pool[torch.arange(POOL + width - 1, device=device) % POOL].unfold(0, width, 1)
 
 
-class Probe:
+class JacobianProbe:
     """The rows that are probed (`index` None: all), a direction for each [N, T, D], and which of their tokens are real."""
 
     def __init__(self, index: Tensor | None, v: Tensor, valid: Tensor | None) -> None:
@@ -152,7 +152,7 @@ class JacobianPenalty(Penalty):
         """Returns the state after the step, and the penalty (0 in the modes that do not ride)."""
         if not self.in_last_step:
             return step(s, e, t, p), s.new_zeros(())
-        site = Site(step, s, e, t, p, self.probe(s, batch, update), detached=self.detach_state)
+        site = PenaltySite(step, s, e, t, p, self.probe(s, batch, update), detached=self.detach_state)
         y, jv = site.exact() if self.mode == "exact" else self._difference(site)
         return y, self.mean(jv, batch)
 
@@ -188,14 +188,14 @@ class JacobianPenalty(Penalty):
         one = torch.zeros(1, dtype=torch.long, device=device)
         s, e, p = rollout.before[:1].detach(), rollout.e[:1].detach(), rollout.p.rows(one)
         valid = rollout.batch.valid[:1]
-        probe = Probe(None, self.directions(rollout.plan.update, one, token_places(valid, s), s, valid), valid)
+        probe = JacobianProbe(None, self.directions(rollout.plan.update, one, token_places(valid, s), s, valid), valid)
         with evaluating(model), torch.no_grad():
-            found = Site(model.step, s, e, rollout.last_step, p, probe, detached=self.detach_state).inside(self._eps(s))[1]
+            found = PenaltySite(model.step, s, e, rollout.last_step, p, probe, detached=self.detach_state).inside(self._eps(s))[1]
             with torch.autocast(device.type, enabled=False):
-                true = Site(model.step, s.to(dtype), e.to(dtype), rollout.last_step, p, probe).exact()[1]
+                true = PenaltySite(model.step, s.to(dtype), e.to(dtype), rollout.last_step, p, probe).exact()[1]
         return float((found.square().sum() / true.square().sum() - 1).abs())
 
-    def probe(self, s: Tensor, batch: Batch, update: int, *, padding: bool = False) -> Probe:
+    def probe(self, s: Tensor, batch: Batch, update: int, *, padding: bool = False) -> JacobianProbe:
         """Returns the rows of a batch that are probed at an update, and their directions; `padding`: not left out."""
         rows = torch.arange(len(batch), device=s.device) if batch.rows is None else batch.rows.to(s.device, non_blocking=True)
         index = None
@@ -207,7 +207,7 @@ class JacobianPenalty(Penalty):
             valid = batch.valid if index is None else batch.valid.index_select(0, index)
         update = update if batch.rows is None else 0  # a place in the order of samples comes once: it says the update too
         v = self.directions(update, rows, token_places(valid, s), s, valid)
-        return Probe(index, v, valid)
+        return JacobianProbe(index, v, valid)
 
     def probed(self, rows: Tensor, count: int) -> Tensor:
         """Returns which of `count` neighbouring rows are probed: those whose place is a multiple of n.
@@ -228,7 +228,7 @@ class JacobianPenalty(Penalty):
     def _eps(self, s: Tensor) -> float:
         return default_eps(s) if self.eps is None else self.eps
 
-    def _difference(self, site: Site) -> tuple[Tensor, Tensor]:
+    def _difference(self, site: PenaltySite) -> tuple[Tensor, Tensor]:
         """Returns the state after the step and J v by difference: inside the batch, or beside it where there is dropout."""
         device, eps = site.s.device, self._eps(site.s)
         if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
@@ -246,10 +246,12 @@ class JacobianPenalty(Penalty):
         return result
 
 
-class Site:
+class PenaltySite:
     """One step at one place, and the ways to have J v with it, of the rows that are probed."""
 
-    def __init__(self, step: StepRunner, s: Tensor, e: Tensor, t: int, p: Pass, probe: Probe, *, detached: bool = False) -> None:
+    def __init__(
+        self, step: StepRunner, s: Tensor, e: Tensor, t: int, p: Pass, probe: JacobianProbe, *, detached: bool = False
+    ) -> None:
         self.step, self.s, self.e, self.t, self.p, self.probe, self.detached = step, s, e, t, p, probe, detached
 
     def exact(self) -> tuple[Tensor, Tensor]:
@@ -349,7 +351,7 @@ def once_more(penalty: JacobianPenalty, model: LoopedForCausalLM, rollout: Rollo
 def at_last_state(penalty: JacobianPenalty, model: LoopedForCausalLM, rollout: Rollout) -> Tensor:
     """Returns ‖J v‖² at s_T after the power steps: the penalty as the paper writes it."""
     probe = penalty.probe(rollout.last, rollout.batch, rollout.plan.update)
-    site = Site(model.step, rollout.last, rollout.e, rollout.last_step, rollout.p, probe, detached=penalty.detach_state)
+    site = PenaltySite(model.step, rollout.last, rollout.e, rollout.last_step, rollout.p, probe, detached=penalty.detach_state)
     before = random_state(rollout.e.device)
     jv = site.product(probe.v)[1]
     for _ in range(penalty.power_steps - 1):
@@ -362,7 +364,7 @@ def as_released(penalty: JacobianPenalty, model: LoopedForCausalLM, rollout: Rol
     """Returns ‖vᵀJ‖² at s_T over the whole tensor, v of norm 1 over all of it: by double backward, as the public code."""
     probe = penalty.probe(rollout.last, rollout.batch, rollout.plan.update, padding=True)
     v = probe.v / math.sqrt(len(rollout.batch) / penalty.every)  # each row has norm 1; so parts of a batch add up to the whole
-    e, p = Site(model.step, rollout.last, rollout.e, rollout.last_step, rollout.p, probe).rows(probe.index)
+    e, p = PenaltySite(model.step, rollout.last, rollout.e, rollout.last_step, rollout.p, probe).rows(probe.index)
     with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
         s = probe.pick(rollout.last.detach()).requires_grad_()
         y = model.step(s, e, rollout.last_step, p)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loopwright.data.batch import Source
+from loopwright.data.batch import BatchSource
 from loopwright.data.tasks.addition import ALPHABET, Addition, add_digits
 from loopwright.data.tasks.task import Table
 
@@ -21,7 +21,7 @@ def numbers(text: str, reverse: str = "answer") -> tuple[int, int, int]:
     return (*(int(x[::-1] if reverse == "all" else x) for x in (a, b)), int(total if reverse == "none" else total.strip()[::-1]))
 
 
-def rows(source: Source) -> list[str]:
+def rows(source: BatchSource) -> list[str]:
     assert isinstance(source, Table)
     return [source.show(i) for i in range(len(source))]
 

@@ -14,14 +14,14 @@ from loopwright.confined import token_ids
 from loopwright.data.batch import IGNORED
 from loopwright.data.build import build_data
 from loopwright.data.tasks.addition import Addition
-from loopwright.data.tasks.task import EOS, PAD, Alphabet, Rows, Table, stack
+from loopwright.data.tasks.task import EOS, PAD, Alphabet, Table, TaskRows, stack
 
 LETTERS = Alphabet(["a", "b", "c", PAD, EOS])
 
 
 def small(padding: str = "masked") -> Table:
     ids = np.array([LETTERS.encode(f"abc{EOS}"), LETTERS.encode(f"ac{EOS}{PAD}")])
-    return Rows(ids, np.array([2, 1]), np.array([4, 3]), np.array([1, 2])).table(LETTERS, padding)
+    return TaskRows(ids, np.array([2, 1]), np.array([4, 3]), np.array([1, 2])).table(LETTERS, padding)
 
 
 def test_a_batch_gathers_rows_and_labels_answers() -> None:
@@ -41,7 +41,7 @@ def test_plain_padding_has_no_mask_but_the_same_real_tokens() -> None:
 
 
 def test_without_padding_there_is_no_mask() -> None:
-    rows = Rows(np.array([[0, 1, 4]]), np.array([1]), np.array([3]), np.array([1]))
+    rows = TaskRows(np.array([[0, 1, 4]]), np.array([1]), np.array([3]), np.array([1]))
     batch = rows.table(LETTERS, "masked").batch([0])
     assert batch.attention_mask is None and batch.lengths is None and batch.valid.all()
 
@@ -78,7 +78,7 @@ def test_symbols_that_are_no_alphabet_are_refused(symbols: list[str], words: str
 
 
 def test_stack_mixes_rows_and_keeps_what_belongs_together() -> None:
-    rows = [Rows(np.array([[i, 4]]), np.array([i]), np.array([i + 1]), np.array([i])) for i in range(3)]
+    rows = [TaskRows(np.array([[i, 4]]), np.array([i]), np.array([i + 1]), np.array([i])) for i in range(3)]
     mixed = stack(rows, np.array([2, 0, 1]))
     assert mixed.ids[:, 0].tolist() == mixed.starts.tolist() == mixed.needs.tolist() == [2, 0, 1]
     assert mixed.lengths.tolist() == [3, 1, 2]
@@ -86,7 +86,7 @@ def test_stack_mixes_rows_and_keeps_what_belongs_together() -> None:
 
 def test_answers_in_place_are_labels_beside_the_ids() -> None:
     ids, answers = np.array([[0, 1, 4], [1, 4, 3]]), np.array([[3, 2, 0], [3, 1, 3]])
-    rows = Rows(ids, np.array([1, 1]), np.array([3, 2]), np.array([1, 1]), answers)
+    rows = TaskRows(ids, np.array([1, 1]), np.array([3, 2]), np.array([1, 1]), answers)
     table = stack([rows, rows], np.array([1, 2, 0, 3])).table(LETTERS, "masked")
     batch = table.batch([0, 1])
     assert batch.input_ids.tolist() == [[1, 4, 3], [0, 1, 4]] and batch.labels.tolist() == [[-100, 1, -100], [-100, 2, 0]]

@@ -14,7 +14,7 @@ import loopwright as lw
 from loopwright.parts import Alphabet
 from loopwright.serving.explore import views
 from loopwright.serving.explore.views import EXPLORER
-from loopwright.serving.schema import Limits
+from loopwright.serving.schema import ServerLimits
 from tests.generation.mix import make
 from tests.generation.tiny import DENSE
 from tests.serving.live import SMALL, WORDS, Live, live
@@ -30,7 +30,7 @@ def server() -> Iterator[Live]:
         "dense": make("ouroboros-qwen2.5-3b-tiny", **DENSE).float(),
         "<img src=x onerror=alert(1)>": make("huginn-tiny", **SMALL).float(),
     }
-    with live(models, limits=Limits(body_bytes=40_000), site=EXPLORER) as running:
+    with live(models, limits=ServerLimits(body_bytes=40_000), site=EXPLORER) as running:
         yield running
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from loopwright.training.objectives.jacobian import POOL, Directions, Probe, norms, token_places, windows
+from loopwright.training.objectives.jacobian import POOL, Directions, JacobianProbe, norms, token_places, windows
 
 
 def drawn(rows, *, seed=0, update=0, length=5, width=16, valid=None, dtype=torch.float64) -> torch.Tensor:
@@ -50,8 +50,8 @@ def test_the_windows_close_to_a_ring():
 
 def test_a_probe_picks_and_hides():
     x = torch.arange(12.0).view(3, 2, 2)
-    probe = Probe(torch.tensor([2, 0]), x, torch.tensor([[True, False], [True, True]]))
+    probe = JacobianProbe(torch.tensor([2, 0]), x, torch.tensor([[True, False], [True, True]]))
     assert torch.equal(probe.pick(x), x[[2, 0]])
     assert probe.real(x[:2])[0, 1].tolist() == [0, 0]
-    everything = Probe(None, x, None)
+    everything = JacobianProbe(None, x, None)
     assert everything.pick(x) is x and everything.real(x) is x

@@ -14,7 +14,7 @@ import loopwright as lw
 from loopwright.data.batch import Batch
 from loopwright.model.causal_lm import plain_config
 from loopwright.training.compile import CompiledStep
-from loopwright.training.objectives.jacobian import JacobianPenalty, Probe, Site, default_eps
+from loopwright.training.objectives.jacobian import JacobianPenalty, JacobianProbe, PenaltySite, default_eps
 from loopwright.training.rollout import Plan, rollout
 from tests.cases import golden_folders, noisy
 from tests.metrics.test_dual import NAMES
@@ -248,11 +248,13 @@ def test_dropout_is_held_between_the_two_ends(rows, share, detach):
     others = torch.tensor([row for row in range(rows) if detach or row not in index], dtype=torch.long)
     others = others[: (len(others) + 1) // 2]
     v = torch.cat([probe.v, torch.zeros_like(probe.v[:1]).expand(len(others), -1, -1)])
-    together = Site(model.step, path.before, path.e, path.last_step, path.p, Probe(torch.cat([index, others]), v, None))
+    together = PenaltySite(
+        model.step, path.before, path.e, path.last_step, path.p, JacobianProbe(torch.cat([index, others]), v, None)
+    )
     torch.manual_seed(5)
     true = penalty.mean(together.product(v)[1], batch)
     assert found.item() == pytest.approx(true.item(), rel=1e-3)
-    site = Site(model.step, path.before, path.e, path.last_step, path.p, probe)
+    site = PenaltySite(model.step, path.before, path.e, path.last_step, path.p, probe)
     wrong = penalty.mean(site.inside(1e-6)[1], batch)  # other masks on the copies: their difference over ε
     assert wrong.item() > 1e6 * true.item()
 
@@ -264,7 +266,7 @@ def test_inside_and_beside_are_the_same_without_dropout(rows, share, detach):
     model, batch = small_model(), batch_of(rows, 4)
     path = rollout(model, batch, Plan(2, 2))
     probe = JacobianPenalty("fd", share=share).probe(path.before, batch, 0)
-    site = Site(model.step, path.before, path.e, path.last_step, path.p, probe, detached=detach)
+    site = PenaltySite(model.step, path.before, path.e, path.last_step, path.p, probe, detached=detach)
     for a, b in zip(site.inside(1e-6), site.beside(1e-6), strict=True):
         assert off(a, b) < 1e-8
     assert off(site.inside(1e-6)[0], path.last) < 1e-12
