@@ -48,6 +48,15 @@ class _Same(Loader):
         module.__spec__ = self.spec
 
 
+class _Package(ModuleType):
+    """Keeps the verb `lw.evaluate` in its place when the folder of that name is asked for."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if f"{self.__name__}.{name}" not in MOVED or not isinstance(value, ModuleType):
+            super().__setattr__(name, value)
+
+
 def keep_old_paths() -> None:
     """Makes the old paths importable."""
+    sys.modules["loopwright"].__class__ = _Package
     sys.meta_path.insert(0, _Finder())  # or a path in a room's own folder would be found as a second module

@@ -50,7 +50,7 @@ def test_an_error_nobody_thought_of_is_one_line_that_names_its_traceback(
     found = re.fullmatch(
         r"loopwright: an error that nobody foresaw: KeyError: 'kind'; the traceback is in (\S+), please report it\n", printed
     )
-    assert found and "KeyError: 'kind'" in Path(found[1]).read_text() and "test_exits.py" in Path(found[1]).read_text()
+    assert found and "KeyError: 'kind'" in Path(found[1]).read_text() and "test_errors.py" in Path(found[1]).read_text()
 
 
 @pytest.mark.parametrize(("code", "words"), [("modle.x", "NameError: name 'modle' is not defined"), ("len()", "TypeError: len()")])

@@ -8,6 +8,7 @@ from importlib.util import find_spec
 
 import pytest
 
+import loopwright as lw
 from loopwright.moved import MOVED
 
 
@@ -19,6 +20,7 @@ def test_an_old_path_is_the_new_module(old: str, monkeypatch: pytest.MonkeyPatch
     with pytest.warns(DeprecationWarning, match=f"{old} is {MOVED[old]} now"):
         assert import_module(old) is new
     assert new.__name__ == MOVED[old] and new.__spec__.name == MOVED[old]
+    assert callable(lw.evaluate)  # a verb, whatever was imported
 
 
 def test_another_path_is_not_there() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import subprocess
 import sys
 
 import pytest
@@ -65,7 +64,7 @@ def test_the_list_of_verbs(capsys: pytest.CaptureFixture[str]) -> None:
         (["retrofit", "nothere", "out"], "retrofit: 'nothere' is no folder; allowed: the folder of a model or a run"),
         (["evaluate", "nothere"], "evaluate: 'nothere' is no folder; allowed: the folder of a model or a run, or a hub id"),
         (["evaluate", "runs/nosuch"], "evaluate: runs/nosuch: there is no such folder; allowed: the folder of a run"),
-        (["evaluate", "tests"], "evaluate: tests holds no run (no recipe.yaml) with data of its own; give data= (--data RECIPE"),
+        (["evaluate", "docs"], "evaluate: docs holds no run (no recipe.yaml) with data of its own; give data= (--data RECIPE"),
         (["inspect", "~nosuchuser/x"], "~nosuchuser/x: there is no such folder (~ names a user"),
         (["train", "~nosuchuser/x"], "~nosuchuser/x: there is no such folder (~ names a user"),
         (["inspect", "huginn-tiny", "dtype=rotary"], "dtype is 'rotary'; allowed: float32"),
@@ -77,7 +76,7 @@ def test_the_list_of_verbs(capsys: pytest.CaptureFixture[str]) -> None:
         (["inspect", "huginn-tiny", ".".join("a" * 5000) + "=1"], "levels; allowed: at most 20"),
         (["check", "huginn-tiny", "--seed", "99999999999999999999"], "a seed must be >= 0 and < 2**63 (got 99999999999999999999)"),
         (["inspect", "huginn-tiny", "--batch", "99999999999999999999"], "99999999999999999999 has more than 32 bits"),
-        (["evaluate", "tests", "--data", "demo-stable", "--depths", "1:99999999"], "allowed: depths of at most 1,000,000"),
+        (["evaluate", "docs", "--data", "demo-stable", "--depths", "1:99999999"], "allowed: depths of at most 1,000,000"),
         (["evaluate", "nothere", "--data", "demo-stable"], "evaluate: 'nothere' is no folder; allowed: the folder of a model"),
         (["evaluate", "huginn", "--data", "demo-stable"], "evaluate: 'huginn' is a preset, which has no trained weights"),
         (["inspect", "huginn", "depht=3"], "did you mean 'depth'"),
@@ -135,10 +134,3 @@ def test_a_long_message_is_still_one_line(monkeypatch: pytest.MonkeyPatch, capsy
 def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--version") == 0
     assert capsys.readouterr().out.startswith("loopwright ")
-
-
-def test_the_module_runs_as_a_program() -> None:
-    command = [sys.executable, "-m", "loopwright.cli", "inspekt", "huginn"]  # a mistake that loads nothing heavy
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert done.stderr.startswith("loopwright: No such command 'inspekt'") and done.stderr.count("\n") == 1 and not done.stdout
