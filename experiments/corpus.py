@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from loopwright.evaluation.text import Passages
 
 VOCABULARY = 8192
+OPTIONS: dict[str, dict[str, Any]] = {"--corpus": {"required": True}, "--tokenizer": {"default": "runs/bpe"}}  # of a study
 HELD_OUT = {"valid": "valid.jsonl.gz", "test": "test.jsonl.gz", "ood": "heldout_ood.jsonl.gz"}
 PASSAGES = "held-out.pickle"  # of our own making, beside the shards: tokenised once for all rows
 

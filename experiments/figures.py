@@ -4,29 +4,32 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from pathlib import Path
+from importlib import import_module
 
 from experiments import pages
+from experiments.tables import RESULTS, Page
 from loopwright.evaluation.exits import ExitReport
 from loopwright.plot.drawing import Drawing
 from loopwright.schema import check_choice
 
-RESULTS = Path(__file__).parent / "results"
-
 Drawings = dict[str, Drawing]
+# the modules of studies whose page of rows has figures
+PAGES = {
+    "asura": "experiments.asura.tables",
+    "hops": "experiments.hops.tables",
+    "ouroboros": "experiments.ouroboros.tables",
+    "repeats": "experiments.repeats.tables",
+    "sft": "experiments.sft.tables",
+    "stars": "experiments.stars.tables",
+}
 
 
 def study_figures(study: str) -> Drawings:
     """Returns the figures of a study by name."""
-    return STUDIES[check_choice("figures", "study", study, STUDIES)]()
-
-
-def _asura() -> Drawings:
-    from experiments.asura import figures, pairing, plan, tables
-
-    found = pages.results([str(RESULTS / "asura/runs.jsonl")], tables.rows())
-    sizes = {size: pages.by_label(run for run in found if run["size"] == size) for size in plan.SIZES}
-    return figures.draw_all({size: pairing.arranged(labels) for size, labels in sizes.items() if labels})
+    if check_choice("figures", "study", study, (*PAGES, *OTHERS)) in OTHERS:
+        return OTHERS[study]()
+    page: Page = import_module(PAGES[study]).PAGE
+    return dict(page.draw(page.read()))
 
 
 def _exits() -> Drawings:
@@ -40,18 +43,10 @@ def _halting() -> Drawings:
     return figures.draw(tables.read_rows(RESULTS / "halting/runs.jsonl"))
 
 
-def _hops() -> Drawings:
-    from experiments.hops import figures, tables
-
-    found = pages.results([str(RESULTS / "hops/runs.jsonl")], tables.planned())
-    return figures.draw_all(found)
-
-
 def _inside() -> Drawings:
-    from experiments.inside.random_init import page
+    from experiments.inside.random_init import figures
 
-    rows = list(pages.last_of_each(RESULTS / "inside/random-init.jsonl").values())
-    return {name: draw(rows) for name, (_, draw) in page.FIGURES.items()}
+    return figures.draw_all(list(pages.last_of_each(RESULTS / "inside/random-init.jsonl").values()))
 
 
 def _inside_stages() -> Drawings:
@@ -78,51 +73,19 @@ def _overview() -> Drawings:
     return overview.draw_all()
 
 
-def _ouroboros() -> Drawings:
-    from experiments.ouroboros import figures, tables
-
-    runs = pages.by_label(pages.results([str(RESULTS / "ouroboros/runs.jsonl")], tables.planned()))
-    return figures.draw_all(runs, tables.shares_to(runs, tables.FULL), tables.all_pairs(runs))
-
-
-def _repeats() -> Drawings:
-    from experiments.repeats import figures, plan, run, tables
-
-    found = pages.results([str(RESULTS / "repeats/runs.jsonl")], plan.rates(), run.counts)
-    return figures.draw_all(found, tables.chosen(found))
-
-
 def _rl() -> Drawings:
     from experiments.rl import figures
 
     return {"curves": figures.draw([json.loads(line) for line in (RESULTS / "rl/rows.jsonl").read_text().splitlines()])}
 
 
-def _sft() -> Drawings:
-    from experiments.sft import tables
-
-    return tables.draw(tables.read(RESULTS / "sft/rows.jsonl"))
-
-
-def _stars() -> Drawings:
-    from experiments.stars import tables
-
-    return tables.draw_all(tables.read([str(RESULTS / "stars/runs.jsonl")]))
-
-
-STUDIES: dict[str, Callable[[], Drawings]] = {
-    "asura": _asura,
+OTHERS: dict[str, Callable[[], Drawings]] = {
     "exits": _exits,
     "halting": _halting,
-    "hops": _hops,
     "inside": _inside,
     "inside-stages": _inside_stages,
     "inside-training": _inside_training,
     "longer": _longer,
-    "ouroboros": _ouroboros,
     "overview": _overview,
-    "repeats": _repeats,
     "rl": _rl,
-    "sft": _sft,
-    "stars": _stars,
 }

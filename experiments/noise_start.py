@@ -9,22 +9,21 @@ every row of every update; the group `frozen` begins each at the start of seed 0
 that after 600 updates, which was settled before any of these rows were made; the others show how it moves with the loss.
 
 The worst start is given relative to the best, with an interval that holds for all six pairs of starts at once: all starts read the
-same rows, so their differences are paired. --lengths 5 shows in a minute that the program runs.
+same rows, so their differences are paired. --change updates=5 shows in a minute that the program runs.
 """
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from experiments.side_by_side import arguments, asked_for, grouped, made_by, run_all
-from experiments.trained import train_once
+from experiments.side_by_side import made_by
+from experiments.study import Study
+from experiments.trained import train_given
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -77,13 +76,13 @@ class Row:
 
     def recipe(self) -> dict[str, Any]:
         """Returns how it is trained, as plain data."""
-        return {**TRAINING, "updates": self.updates, "seed": self.seed, "model": {"kind": "given", "what": self.model}}
+        return {**TRAINING, "updates": self.updates, "seed": self.seed}
 
 
-def rows(lengths: Sequence[int], *, frozen: bool = False) -> Iterator[Row]:
+def rows(*, frozen: bool = False) -> Iterator[Row]:
     """The five models, one of them with three seeds, at every length; the longest first."""
     first, *others = MODELS
-    for updates in sorted(lengths, reverse=True):
+    for updates in sorted(LENGTHS, reverse=True):
         for model, seeds in ((first, 3), *((model, 1) for model in others)):
             yield from (Row(model, seed, updates, frozen) for seed in range(seeds))
 
@@ -93,22 +92,18 @@ def carry_out(row: Row, *, extra: tuple[str, ...]) -> dict[str, Any]:
     import torch
 
     import loopwright as lw
-    from loopwright.schema import parse_overrides
     from loopwright.training.model import FromPreset
-    from loopwright.training.recipe import make_recipe
-    from loopwright.training.report import Objects
 
     model = FromPreset(changes={**SHAPE, **MODELS[row.model]}).build(row.seed)
     if row.frozen:
         object.__setattr__(model, "start_anew", lambda e, p, seeds: model.state(e, p.span.positions, 0))
-    chosen = make_recipe(row.recipe(), changes=parse_overrides(extra))
-    trained = train_once(chosen, given=Objects(model=model))
+    trained = train_given(model, row.recipe(), extra)
     torch.set_float32_matmul_precision("highest")
     data = trained.outcome.splits
     means, covariance = from_starts(model, data.tests["test"])
     by_depth: Any = lw.evaluate(model, data=data, depths=DEPTHS)["test"]
     return {
-        "name": row.name, "model": row.model, "seed": row.seed, "frozen": row.frozen, "updates": chosen.updates,
+        "name": row.name, "model": row.model, "seed": row.seed, "frozen": row.frozen, "updates": trained.outcome.progress.update,
         "laid_over": list(extra), "parameters": sum(p.numel() for p in model.parameters()), "rows": by_depth.rows,
         "loss": trained.losses(50), "train_seconds": trained.seconds,
         "by_seed": dict(zip(map(str, SEEDS), means, strict=True)), "covariance": covariance,
@@ -159,9 +154,8 @@ def verdict(row: dict[str, Any]) -> str:
     return "alike" if found + half <= SPREAD else "apart" if found - half > SPREAD else "open"
 
 
-def table(path: Path) -> str:
-    """Returns the rows of a file as a table in markdown, and how many are alike from every start."""
-    found = [json.loads(line) for line in path.read_text().splitlines()]
+def table(found: Sequence[dict[str, Any]]) -> str:
+    """Returns the rows as a table in markdown, and how many are alike from every start."""
     heads = [
         "updates",
         "Z₀ in training",
@@ -189,21 +183,8 @@ def table(path: Path) -> str:
     return "\n".join(lines)
 
 
-def main() -> None:
-    """Reads the command line, and trains what is asked for, or shows what there is."""
-    parser = arguments(__doc__ or "")
-    usual = ",".join(map(str, LENGTHS))
-    parser.add_argument("--lengths", default=usual, help=f"updates of the trainings, parted by commas (default: {usual})")
-    parser.add_argument("--table", action="store_true", help="print the rows that are there; nothing is trained")
-    options = parser.parse_args()
-    if options.table:
-        print(table(Path(options.out)))
-        return
-    lengths = [int(word) for word in options.lengths.split(",")]
-    planned = grouped(options, {"anew": partial(rows, lengths), "frozen": partial(rows, lengths, frozen=True)})
-    work = partial(carry_out, extra=tuple(options.change))
-    run_all(asked_for(options, planned), work, options.out, workers=options.workers, seconds=options.seconds)
+STUDY = Study(__doc__, carry_out, {"anew": rows, "frozen": partial(rows, frozen=True)}, table=table)
 
 
 if __name__ == "__main__":
-    main()
+    STUDY.main()

@@ -56,7 +56,8 @@ def by_label(found: Iterable[Result]) -> dict[str, list[Result]]:
 
 def not_run(found: Iterable[Result], planned: Iterable[Run]) -> list[str]:
     """Returns what the plan names and the results lack, the seeds of a row together: "main/gate only: seeds 1, 2"."""
-    done, missing = {run["name"] for run in found}, {}
+    done = {run["name"] for run in found}
+    missing: dict[str, list[str]] = {}
     for run in planned:
         if run.name not in done:
             row, seed = run.name.rsplit("/", 1)
@@ -101,15 +102,6 @@ def by_seed(values: Sequence[float]) -> str:
 def percent(value: float | None, digits: int = 1) -> str:
     """Returns a share in percent."""
     return "–" if value is None or not math.isfinite(value) else _minus(f"{100 * value:z.{digits}f} %")
-
-
-def spread(values: Sequence[float | None], digits: int = 3) -> str:
-    """Returns the mean over seeds, and the least and largest where there are several."""
-    real = [value for value in values if value is not None and math.isfinite(value)]
-    if len(real) < len(values) or not real:
-        return "not finite"
-    mean = number(sum(real) / len(real), digits)
-    return mean if len(real) == 1 else f"{mean} ({number(min(real), digits)} to {number(max(real), digits)})"
 
 
 def words(items: Sequence[object]) -> str:

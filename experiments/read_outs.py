@@ -11,14 +11,13 @@ that is trained. --updates 20 shows in a minute that the program runs.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
 from typing import Any
 
-from experiments.side_by_side import arguments, asked_for, grouped, made_by, run_all
+from experiments.side_by_side import made_by
+from experiments.study import Named, Study
+from experiments.trained import Trained, train_given
 
 DEPTH = 6
 GATE = "exit-gate"
@@ -42,27 +41,19 @@ FROZEN = {"*": {"freeze": True}, "halting.*": {"freeze": False}}
 
 
 @dataclass(frozen=True)
-class Row:
+class Row(Named):
     """One kind of halting with one seed."""
+
+    named_by = ("halting", "seed")
+    alike_by = ("halting",)
 
     halting: str
     seed: int
 
-    @property
-    def name(self) -> str:
-        """The row's own name."""
-        return f"{self.halting}/{self.seed}"
-
-    @property
-    def kind(self) -> str:
-        """What decides how long it takes."""
-        return self.halting
-
     def recipe(self, updates: int, **changes: Any) -> dict[str, Any]:
         """Returns how it is trained, as plain data; validated six times."""
         validate = {"every": max(updates // 6, 1), "depths": [DEPTH], "rows": 300}
-        model = {"kind": "given", "what": self.halting}
-        return {**TRAINING, "updates": updates, "seed": self.seed, "model": model, "validate": validate, **changes}
+        return {**TRAINING, "updates": updates, "seed": self.seed, "validate": validate, **changes}
 
 
 def rows() -> Iterator[Row]:
@@ -74,43 +65,34 @@ def rows() -> Iterator[Row]:
 
 def carry_out(row: Row, *, updates: int, extra: tuple[str, ...]) -> dict[str, Any]:
     """Trains one model, reads each validation both ways, and returns the numbers."""
-    from experiments.trained import train_once
-    from loopwright.schema import parse_overrides
     from loopwright.training.model import FromPreset
-    from loopwright.training.recipe import make_recipe
-    from loopwright.training.report import Objects
 
-    model, laid_over = FromPreset(changes={**SHAPE, "halting": HALTING[row.halting]}).build(row.seed), parse_overrides(extra)
+    model = FromPreset(changes={**SHAPE, "halting": HALTING[row.halting]}).build(row.seed)
     if row.halting == GATE:
-        stage = row.recipe(updates, objective={"kind": "expected-exit"}, validate={"every": 0})
-        train_once(make_recipe(stage, changes=laid_over), given=Objects(model=model))
+        train_given(model, row.recipe(updates, objective={"kind": "expected-exit"}, validate={"every": 0}), extra)
         optim = {**TRAINING["optim"], "lr": 1e-2, "weight_decay": 0.0, "parts": FROZEN}
-        chosen = make_recipe(row.recipe(updates, objective={"kind": GATE}, optim=optim), changes=laid_over)
-        trained = train_once(chosen, given=Objects(model=model))
+        trained = train_given(model, row.recipe(updates, objective={"kind": GATE}, optim=optim), extra)
         found = [look["valid"][str(DEPTH)] for look in trained.looks]
         old, new, exact = [x["loss"] for x in found], [x["objective"] for x in found], [[x["exact"]] * 2 for x in found]
     else:
-        chosen = make_recipe(row.recipe(updates), changes=laid_over)
-        last, trained = beside(chosen, model)
+        last, trained = beside(model, row.recipe(updates), extra)
         found = [look["valid"][str(DEPTH)] for look in trained.looks]
         old, new = [loss for loss, _ in last], [x["loss"] for x in found]
         exact = [[rate, x["exact"]] for (_, rate), x in zip(last, found, strict=True)]
     places = [old.index(min(old)), new.index(min(new))]
     return {
-        "name": row.name, "halting": row.halting, "seed": row.seed, "updates": chosen.updates, "laid_over": list(extra),
-        "looks": [look["update"] + 1 for look in trained.looks], "old": old, "new": new, "exact": exact,
+        "name": row.name, "halting": row.halting, "seed": row.seed, "updates": trained.outcome.progress.update,
+        "laid_over": list(extra), "looks": [look["update"] + 1 for look in trained.looks], "old": old, "new": new, "exact": exact,
         "best": [trained.looks[place]["update"] + 1 for place in places], "worth": [new[place] for place in places],
         "kept": trained.outcome.progress.best_update, "train_seconds": trained.seconds, "origin": made_by(),
     }  # fmt: skip
 
 
-def beside(chosen: Any, model: Any) -> tuple[list[tuple[float, float]], Any]:
+def beside(model: Any, plan: dict[str, Any], extra: Sequence[str]) -> tuple[list[tuple[float, float]], Trained]:
     """Trains a model, and returns loss and exact match of its last state at each validation, with the training."""
     from unittest.mock import patch
 
-    from experiments.trained import train_once
     from loopwright.training import validation
-    from loopwright.training.report import Objects
 
     last, plain = list[tuple[float, float]](), validation.validate
 
@@ -122,36 +104,29 @@ def beside(chosen: Any, model: Any) -> tuple[list[tuple[float, float]], Any]:
         return plain(job, count)
 
     with patch.object(validation, "validate", both):
-        return last, train_once(chosen, given=Objects(model=model))
+        return last, train_given(model, plan, extra)
 
 
-def table(path: Path) -> str:
-    """Returns the rows of a file as a table in markdown."""
-    head = "| halting | seed | judged before, by validation | judged now | best before, now | worth, by what is trained |"
-    lines = [head, "|---|---|---|---|---|---|"]
-    for row in sorted((json.loads(line) for line in path.read_text().splitlines()), key=lambda row: row["name"]):
+def table(found: Sequence[dict[str, Any]]) -> str:
+    """Returns the rows as a table in Markdown."""
+    from experiments.pages import table as markdown
+
+    lines = []
+    for row in sorted(found, key=lambda row: row["name"]):
         old, new = (" ".join(f"{value:.3f}" for value in row[name]) for name in ("old", "new"))
         if row["halting"] != GATE:
             old, new = (f"{losses} ({100 * row['exact'][-1][i]:.0f} %)" for i, losses in enumerate((old, new)))
         best, worth = ", ".join(map(str, row["best"])), ", ".join(f"{value:.4f}" for value in row["worth"])
-        lines.append(f"| {row['halting']} | {row['seed']} | {old} | {new} | {best} | {worth} |")
-    return "\n".join(lines)
+        lines.append([row["halting"], str(row["seed"]), old, new, best, worth])
+    head = ["halting", "seed", "judged before, by validation", "judged now", "best before, now", "worth, by what is trained"]
+    return markdown(head, lines)
 
 
-def main() -> None:
-    """Reads the command line, and trains what is asked for, or shows what there is."""
-    parser = arguments(__doc__ or "")
-    parser.add_argument("--updates", type=int, default=TRAINING["updates"], help="of each training (default: %(default)s)")
-    parser.add_argument("--table", action="store_true", help="print the rows that are there; nothing is trained")
-    options = parser.parse_args()
-    if options.table:
-        print(table(Path(options.out)))
-        return
-    options.groups = options.groups or "all"
-    planned = grouped(options, {"all": rows})
-    work = partial(carry_out, updates=options.updates, extra=tuple(options.change))
-    run_all(asked_for(options, planned), work, options.out, workers=options.workers, seconds=options.seconds)
+STUDY = Study(
+    __doc__, carry_out, {"all": rows}, table=table,
+    options={"--updates": {"type": int, "default": TRAINING["updates"], "help": "of each training (default: %(default)s)"}},
+)  # fmt: skip
 
 
 if __name__ == "__main__":
-    main()
+    STUDY.main()

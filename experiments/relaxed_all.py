@@ -10,15 +10,14 @@ is healed on the same task: with all weights, as the paper trains it, and with t
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-from experiments.side_by_side import arguments, asked_for, grouped, made_by, run_all
-from experiments.trained import train_once
+from experiments.side_by_side import made_by
+from experiments.study import Named, Study
+from experiments.trained import Trained, train_given
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 15, "hidden_size": 64, "intermediate_size": 192, "num_attention_heads": 4, "max_position_embeddings": 32,
@@ -34,27 +33,19 @@ TRAINING: dict[str, Any] = {
 
 
 @dataclass(frozen=True)
-class Row:
+class Row(Named):
     """One healing with one seed; the dense source hangs on the seed alone."""
+
+    named_by = ("trains", "seed")
+    alike_by = ("trains",)
 
     trains: str
     seed: int
 
-    @property
-    def name(self) -> str:
-        """The row's own name."""
-        return f"{self.trains}/{self.seed}"
-
-    @property
-    def kind(self) -> str:
-        """What decides how long it takes."""
-        return self.trains
-
     def recipe(self, updates: int, depth: int) -> dict[str, Any]:
         """Returns a training as plain data: of the dense source at depth 1, of the healing at 2."""
         fixed = {"kind": "fixed", "depth": depth}
-        return {**TRAINING, "about": self.name, "updates": updates, "seed": self.seed, "depth": fixed,
-                "model": {"kind": "given", "what": f"depth {depth}"}}  # fmt: skip
+        return {**TRAINING, "about": self.name, "updates": updates, "seed": self.seed, "depth": fixed}
 
 
 def rows(trains: str) -> Iterator[Row]:
@@ -66,14 +57,10 @@ def carry_out(row: Row, *, updates: int, healing: int, extra: tuple[str, ...]) -
     """Trains a dense model, ties it, heals it, and returns the numbers."""
     import loopwright as lw
     from loopwright.retrofitting.surgery import freeze_base
-    from loopwright.schema import parse_overrides
     from loopwright.training.model import FromPreset
-    from loopwright.training.recipe import make_recipe
-    from loopwright.training.report import Objects
 
-    def trained(model: Any, count: int, depth: int) -> Any:
-        chosen = make_recipe(row.recipe(count, depth), changes=parse_overrides(extra))
-        return train_once(chosen, given=Objects(model=model))
+    def trained(model: Any, count: int, depth: int) -> Trained:
+        return train_given(model, row.recipe(count, depth), extra)
 
     def measured(model: Any, depth: int) -> dict[str, Any]:
         report: Any = lw.evaluate(model, data=dense.outcome.splits, depths=depth)["test"]
@@ -95,30 +82,25 @@ def carry_out(row: Row, *, updates: int, healing: int, extra: tuple[str, ...]) -
     }  # fmt: skip
 
 
-def table(path: Path) -> str:
-    """Returns the rows of a file as a table in markdown."""
-    found = [json.loads(line) for line in path.read_text().splitlines()]
-    lines = ["| trained | parameters | seed | dense | tied, not healed | healed |", "|---|---|---|---|---|---|"]
+def table(found: Sequence[dict[str, Any]]) -> str:
+    """Returns the rows as a table in Markdown."""
+    from experiments.pages import table as markdown
+
+    lines = []
     for row in sorted(found, key=lambda row: row["name"]):
         cells = [f"{row[what]['loss']:.4f} ({100 * row[what]['exact']:.1f} %)" for what in ("dense", "tied", "healed")]
-        lines.append(f"| {row['trains']} | {row['trained']:,} of {row['parameters']:,} | {row['seed']} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+        lines.append([row["trains"], f"{row['trained']:,} of {row['parameters']:,}", str(row["seed"]), *cells])
+    return markdown(["trained", "parameters", "seed", "dense", "tied, not healed", "healed"], lines)
 
 
-def main() -> None:
-    """Reads the command line, and trains what is asked for, or shows what there is."""
-    parser = arguments(__doc__ or "")
-    parser.add_argument("--updates", type=int, default=UPDATES, help=f"of the dense model (default: {UPDATES})")
-    parser.add_argument("--healing", type=int, default=HEALING, help=f"updates of the tied model (default: {HEALING})")
-    parser.add_argument("--table", action="store_true", help="print the rows that are there; nothing is trained")
-    options = parser.parse_args()
-    if options.table:
-        print(table(Path(options.out)))
-        return
-    planned = grouped(options, {"all": partial(rows, "all"), "parts": partial(rows, "parts")})
-    work = partial(carry_out, updates=options.updates, healing=options.healing, extra=tuple(options.change))
-    run_all(asked_for(options, planned), work, options.out, workers=options.workers, seconds=options.seconds)
+STUDY = Study(
+    __doc__, carry_out, {"all": partial(rows, "all"), "parts": partial(rows, "parts")}, table=table,
+    options={
+        "--updates": {"type": int, "default": UPDATES, "help": "of the dense model (default: %(default)s)"},
+        "--healing": {"type": int, "default": HEALING, "help": "updates of the tied model (default: %(default)s)"},
+    },
+)  # fmt: skip
 
 
 if __name__ == "__main__":
-    main()
+    STUDY.main()

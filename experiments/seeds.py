@@ -20,7 +20,7 @@ import torch
 from experiments.pages import Result
 from loopwright.evaluation.paired import compare, recovered
 from loopwright.evaluation.text import HeldOut
-from loopwright.metrics.intervals import mean_interval, t_quantile
+from loopwright.metrics.intervals import t_quantile
 
 RULE = (
     "Losses of a passage are averaged over the seeds two rows share (seed by seed they saw the same batches) and summed over each "
@@ -191,13 +191,6 @@ def averaged(found: Sequence[HeldOut], depth: int | None = None) -> HeldOut:
         loss_low=(None,), loss_high=(None,), perplexity=(None,), bits_per_byte=(None,),
         likelihood=all(each.likelihood for each in found),
     )  # fmt: skip
-
-
-def loss_interval(found: Sequence[HeldOut], depth: int | None = None) -> tuple[float, float]:
-    """Returns the interval over documents of the mean loss over all reports, at their best depth where none is given."""
-    losses, targets, units = averaged(found, depth).at()
-    low, high = mean_interval(losses, targets, units)
-    return float(low), float(high)
 
 
 def shared(first: Sequence[Result], second: Sequence[Result]) -> list[tuple[Result, Result]]:

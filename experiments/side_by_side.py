@@ -7,7 +7,6 @@ is one that has ended and was not measured in time. Without the folder it is los
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import multiprocessing
@@ -15,9 +14,8 @@ import os
 import re
 import shutil
 import signal
-import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -53,37 +51,6 @@ def made_by(kept: Path | None = None) -> dict[str, Any]:
     from loopwright.storage.run import origin
 
     return {key: value for key, value in origin(code=CODE).items() if key != "command"} | resumptions(kept)
-
-
-def arguments(about: str, *, goes_on: bool = False) -> argparse.ArgumentParser:
-    """Returns a parser with what every study asks for; `goes_on`: also where trainings are kept that the next call goes on with."""
-    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("out", help="JSON lines; results are added")
-    parser.add_argument("--groups", help="which, parted by commas; left out: all")
-    parser.add_argument("--only", default="", help="words, parted by |: a run's name must hold one of them")
-    parser.add_argument("--seeds", default="0,1,2")
-    parser.add_argument("--workers", type=int, default=4, help="runs at a time, each in a process of its own (default: 4)")
-    parser.add_argument("--seconds", type=float, default=540, help="of the whole call; what runs then is ended (default: 540)")
-    parser.add_argument("--change", action="append", default=[], help="a.b=c, laid over every recipe")
-    if goes_on:
-        parser.add_argument("--unfinished", type=Path, help="a folder for trainings that the time ends; the next call goes on")
-    return parser
-
-
-def asked_for(options: argparse.Namespace, runs: Iterable[Any]) -> list[Any]:
-    """Returns the runs whose seed and name the command line asks for."""
-    words, seeds = options.only.split("|"), options.seeds.split(",")
-    return [run for run in runs if str(run.seed) in seeds and any(word in run.name for word in words)]
-
-
-def grouped(options: argparse.Namespace, groups: Mapping[str, Callable[[], Iterable[Any]]]) -> Iterator[Any]:
-    """Yields the runs of the groups that the command line asks for, of all where it names none."""
-    names = options.groups.split(",") if options.groups else list(groups)
-    unknown = [name for name in names if name not in groups]
-    if unknown:
-        sys.exit(f"groups: unknown {unknown[0]!r}; allowed: {', '.join(groups)}")
-    for name in names:
-        yield from groups[name]()
 
 
 def as_line(result: Mapping[str, Any]) -> str:

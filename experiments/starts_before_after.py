@@ -10,16 +10,15 @@ many times larger than the original's as N(0, 0.02) is there. --updates 5 shows 
 
 from __future__ import annotations
 
-import json
 import statistics
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from experiments.side_by_side import arguments, asked_for, grouped, made_by, run_all
-from experiments.trained import train_once
+from experiments.side_by_side import made_by
+from experiments.study import Named, Study
+from experiments.trained import train_given
 
 if TYPE_CHECKING:
     from loopwright.model.causal_lm import LoopedForCausalLM
@@ -42,22 +41,15 @@ LAST = 25  # updates whose mean loss is shown
 
 
 @dataclass(frozen=True)
-class Row:
+class Row(Named):
     """One training: of which system, from which start, with which seed."""
+
+    named_by = ("system", "start", "seed")
+    alike_by = ("system",)
 
     system: str
     start: str
     seed: int
-
-    @property
-    def name(self) -> str:
-        """The row's own name."""
-        return f"{self.system}/{self.start}/{self.seed}"
-
-    @property
-    def kind(self) -> str:
-        """What decides how long it takes."""
-        return self.system
 
 
 def rows(system: str) -> Iterator[Row]:
@@ -83,7 +75,7 @@ def retrofit(row: Row, updates: int) -> LoopedForCausalLM:
 
     dense = fresh(None, DENSE, row.seed)
     chosen = {**SHARED, **ADDITION, "updates": updates, "depth": {"kind": "fixed", "depth": 1}}
-    trained(dense, chosen, row)
+    train_given(dense, {**chosen, "seed": row.seed})
     dense.eval().cpu()
     if row.start == FULL:
         dense.config.initializer_range = 0.02 * (WIDTH["retrofit"] / DENSE["hidden_size"]) ** 0.5
@@ -104,16 +96,6 @@ def fresh(preset: str | None, changes: Mapping[str, Any], seed: int) -> LoopedFo
     return FromPreset(preset, dict(changes)).build(seed)
 
 
-def trained(model: LoopedForCausalLM, plan: Mapping[str, Any], row: Row, extra: tuple[str, ...] = ()) -> Any:
-    """Trains a model in place by a recipe as plain data."""
-    from loopwright.schema import parse_overrides
-    from loopwright.training.recipe import make_recipe
-    from loopwright.training.report import Objects
-
-    data = {**plan, "seed": row.seed, "model": {"kind": "given", "what": row.name}}
-    return train_once(make_recipe(data, changes=parse_overrides(extra)), given=Objects(model=model))
-
-
 def carry_out(row: Row, *, updates: int, extra: tuple[str, ...]) -> dict[str, Any]:
     """Trains one row and returns its numbers."""
     from loopwright.recipes import recipe
@@ -126,7 +108,7 @@ def carry_out(row: Row, *, updates: int, extra: tuple[str, ...]) -> dict[str, An
     else:
         plan = {**SHARED, **ADDITION, "depth": {"kind": "fixed", "depth": 8 if row.system == "huginn" else 4}}
         model = huginn(row) if row.system == "huginn" else retrofit(row, updates)
-    done = trained(model, {**plan, "updates": updates}, row, extra)
+    done = train_given(model, {**plan, "updates": updates, "seed": row.seed}, extra)
     return {
         "name": row.name, "system": row.system, "start": row.start, "seed": row.seed, "updates": updates, "laid_over": list(extra),
         "init": model.config.init["kind"], "initializer_range": model.config.initializer_range,
@@ -140,37 +122,26 @@ STARTS: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 
 
-def table(path: Path) -> str:
-    """Returns the training losses of a file as a table in markdown, means of some updates half-way and at the end."""
-    found = [json.loads(line) for line in path.read_text().splitlines()]
-    lines = [
-        "| system | start | loss half-way, seeds 0, 1, 2 | at the end, seeds 0, 1, 2 | mean at the end |",
-        "|---|---|---|---|---|",
-    ]
+def table(found: Sequence[dict[str, Any]]) -> str:
+    """Returns the training losses as a table in Markdown, means of some updates half-way and at the end."""
+    from experiments.pages import table as markdown
+
+    lines = []
     for system, starts in STARTS.items():
         for start in starts:
             some = sorted((row for row in found if (row["system"], row["start"]) == (system, start)), key=lambda row: row["seed"])
-            if not some:
-                continue
-            half, end = ([row["loss"][at] for row in some] for at in (len(some[0]["loss"]) // 2, -1))
-            seeds = [", ".join(f"{loss:.3f}" for loss in losses) for losses in (half, end)]
-            lines.append(f"| {system} | {start} | {seeds[0]} | {seeds[1]} | {statistics.mean(end):.3f} |")
-    return "\n".join(lines)
+            if some:
+                half, end = ([row["loss"][at] for row in some] for at in (len(some[0]["loss"]) // 2, -1))
+                seeds = [", ".join(f"{loss:.3f}" for loss in losses) for losses in (half, end)]
+                lines.append([system, start, *seeds, f"{statistics.mean(end):.3f}"])
+    return markdown(["system", "start", "loss half-way, seeds 0, 1, 2", "at the end, seeds 0, 1, 2", "mean at the end"], lines)
 
 
-def main() -> None:
-    """Reads the command line, and trains what is asked for, or shows what there is."""
-    parser = arguments(__doc__ or "")
-    parser.add_argument("--updates", type=int, default=600, help="of each training (default: 600)")
-    parser.add_argument("--table", action="store_true", help="print the rows that are there; nothing is trained")
-    options = parser.parse_args()
-    if options.table:
-        print(table(Path(options.out)))
-        return
-    groups: dict[str, Callable[[], Iterator[Row]]] = {system: partial(rows, system) for system in STARTS}
-    work = partial(carry_out, updates=options.updates, extra=tuple(options.change))
-    run_all(asked_for(options, grouped(options, groups)), work, options.out, workers=options.workers, seconds=options.seconds)
+STUDY = Study(
+    __doc__, carry_out, {system: partial(rows, system) for system in STARTS}, table=table,
+    options={"--updates": {"type": int, "default": 600, "help": "of each training (default: %(default)s)"}},
+)  # fmt: skip
 
 
 if __name__ == "__main__":
-    main()
+    STUDY.main()

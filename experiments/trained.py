@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -97,6 +97,16 @@ def train_once(
     # the start; validations before this call do not count, nor does what a killed call lost.
     seconds += sum(entry["seconds"] for entry in updates[: len(updates) - len(here)])
     return Trained(outcome, updates, validations, seconds, early)
+
+
+def train_given(model: LoopedForCausalLM, plan: Mapping[str, Any], extra: Sequence[str] = ()) -> Trained:
+    """Trains a model in place by a recipe as plain data, with changes laid over it."""
+    from loopwright.schema import parse_overrides
+    from loopwright.training.recipe import make_recipe
+    from loopwright.training.report import Objects
+
+    chosen = make_recipe({**plan, "model": {"kind": "given", "what": "a model made here"}}, changes=parse_overrides(extra))
+    return train_once(chosen, given=Objects(model=model))
 
 
 def remember(kept: Path, update: int, notes: Sequence[str]) -> None:

@@ -21,7 +21,6 @@ def draw_all(sizes: Mapping[str, Labels]) -> dict[str, Drawing]:
     made = {
         "losses": (COMPARED, "losses", losses, "training loss (nats)", False),
         "losses-parts": (parts, "losses", above_whole, "loss less ASURA's (nats)", False),
-        "gradients": (COMPARED, "gradient_norms", norms, "gradient norm", True),
         "gradients-parts": (parts, "gradient_norms", norms, "gradient norm", True),
     }
     drawings = {}

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 
 from experiments.asura.plan import TWELVE, WHOLE
 from experiments.pages import Result
-from experiments.seeds import Pooled, pooled
 
 FIVE = ("e0855cb", "19df31b")  # commits whose rows read the first five training files; later ones say how many
 SCHEDULE = re.compile(r", rate \S+, warm-up \d+$")
@@ -37,11 +36,6 @@ def whole_of(run: Result, labels: Labels) -> Result | None:
 def wholes(runs: Sequence[Result], labels: Labels) -> list[Result]:
     """Returns the ASURA rows that rows are compared with, where there are any."""
     return [whole for run in runs if (whole := whole_of(run, labels)) is not None]
-
-
-def less_whole(runs: Sequence[Result], labels: Labels, text: str) -> Pooled | None:
-    """Returns the difference of a row from ASURA on a text, each seed beside the ASURA row that it is compared with."""
-    return pooled(runs, wholes(runs, labels), text)
 
 
 def arranged(labels: Labels) -> dict[str, list[Result]]:

@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from experiments.study import Named
+
 STEPS = 3
 SIZES = {
     "small": {"hidden_size": 256, "intermediate_size": 1024, "num_attention_heads": 4, "layers": 4},
@@ -45,24 +47,17 @@ LARGER_START = f"{ONE_PROJECTION}, larger start"
 
 
 @dataclass(frozen=True)
-class Row:
+class Row(Named):
     """One row with one seed: the size, what is changed in the preset, and whether it is looped."""
+
+    named_by = ("size", "label", "seed")
+    alike_by = ("size",)
 
     size: str
     label: str
     changes: tuple[str, ...]
     seed: int = 0
     schedule: tuple[str, ...] = ()  # laid over all else
-
-    @property
-    def name(self) -> str:
-        """The row's own name."""
-        return f"{self.size}/{self.label}/{self.seed}"
-
-    @property
-    def kind(self) -> str:
-        """What decides how long it takes."""
-        return self.size
 
     @property
     def looped(self) -> bool:

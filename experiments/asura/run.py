@@ -8,14 +8,14 @@ byte-pair tokenizer of 8,192 tokens is trained on the first training file and pu
 
 from __future__ import annotations
 
-import time
+from argparse import Namespace
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from experiments.asura.plan import STEPS, Row, rows
 from experiments.corpus import (
+    OPTIONS,
     PASSAGES,
     VOCABULARY,
     held_out_files,
@@ -26,7 +26,8 @@ from experiments.corpus import (
     training_files,
 )
 from experiments.corpus import passages as corpus_passages
-from experiments.side_by_side import arguments, asked_for, folded, made_by, run_all
+from experiments.side_by_side import folded, made_by
+from experiments.study import Study
 from experiments.trained import train_once
 from loopwright.training.report import spikes
 
@@ -77,29 +78,25 @@ def laid_over(row: Row, extra: Sequence[str]) -> tuple[str, ...]:
     return *row.changes, depth, f"seed={row.seed}", *extra, *row.schedule
 
 
-def main() -> None:
-    """Reads the command line, tokenises once, and runs what is asked for."""
+def tokenise(asked: Namespace, left: Sequence[Row]) -> None:
+    """Tokenises the texts once for all rows."""
     from loopwright.recipes import recipe
 
-    ends = time.time()
-    parser = arguments(__doc__, goes_on=True)
-    parser.add_argument("--corpus", required=True)
-    parser.add_argument("--tokenizer", default="runs/bpe")
-    parser.add_argument("--shards", default="runs/asura-shards", help="where token shards are kept")
-    parser.add_argument("--context", type=int, default=256)
-    parser.add_argument("--passages", type=int, default=600, help="of each held-out text")
-    options = parser.parse_args()
-    ends += options.seconds  # tokenising counts
-    chosen = recipe("asura-every-step", [*SETTINGS, *texts(options.corpus, options.tokenizer), *options.change])
-    make_tokenizer(options.corpus, Path(options.tokenizer))
-    prepare(chosen.data, options.shards)
-    prepare_passages(held_out_files(options.corpus), options.tokenizer, options.context, Path(options.shards) / PASSAGES)
-    given = {name: getattr(options, name) for name in ("corpus", "tokenizer", "shards", "context", "passages")}
-    run_all(
-        asked_for(options, rows()), partial(carry_out, **given, extra=tuple(options.change)), options.out,
-        workers=options.workers, seconds=ends - time.time(), unfinished=options.unfinished,
-    )  # fmt: skip
+    chosen = recipe("asura-every-step", [*SETTINGS, *texts(asked.corpus, asked.tokenizer), *asked.change])
+    make_tokenizer(asked.corpus, Path(asked.tokenizer))
+    prepare(chosen.data, asked.shards)
+    prepare_passages(held_out_files(asked.corpus), asked.tokenizer, asked.context, Path(asked.shards) / PASSAGES)
+
+
+STUDY = Study(
+    __doc__, carry_out, {"all": rows},
+    options={
+        **OPTIONS, "--shards": {"default": "runs/asura-shards", "help": "where token shards are kept"},
+        "--context": {"type": int, "default": 256}, "--passages": {"type": int, "default": 600, "help": "of each held-out text"},
+    },
+    prepare=tokenise, goes_on=True,
+)  # fmt: skip
 
 
 if __name__ == "__main__":
-    main()
+    STUDY.main()

@@ -8,7 +8,6 @@ trains those runs alone; --workers 0 trains none and writes tables and figures o
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 
 from experiments.halting.figures import draw
@@ -16,28 +15,25 @@ from experiments.halting.plan import GROUPS
 from experiments.halting.run import carry_out, tokenise
 from experiments.halting.tables import read_rows, table
 from experiments.pages import save_all
-from experiments.side_by_side import arguments, asked_for, grouped, run_all
+from experiments.study import Study
 
 
-def main() -> None:
-    """Reads the command line, trains what it asks for, and writes what the rows say."""
-    parser = arguments(__doc__)
-    parser.add_argument("--data", default="../shared/data", help="the folder of corpus and models/stories260K, for text")
-    parser.add_argument("--shards", default="runs/shards", help="where token shards are kept")
-    options = parser.parse_args()
-    folder = Path(options.out)
-    folder.mkdir(parents=True, exist_ok=True)
-    if options.workers:
-        runs, given = asked_for(options, grouped(options, GROUPS)), {"data": options.data, "shards": options.shards}
-        tokenise(runs, **given, extra=tuple(options.change))
-        run_all(
-            runs, partial(carry_out, **given, extra=tuple(options.change)), str(folder / "runs.jsonl"),
-            workers=options.workers, seconds=options.seconds,
-        )  # fmt: skip
+def write(folder: Path) -> None:
+    """Writes what the rows say."""
     rows = read_rows(folder / "runs.jsonl")
     (folder / "table.md").write_text(table(rows))
     save_all(draw(rows), folder)
 
 
+STUDY = Study(
+    __doc__, carry_out, GROUPS,
+    options={
+        "--data": {"default": "../shared/data", "help": "the folder of corpus and models/stories260K, for text"},
+        "--shards": {"default": "runs/shards", "help": "where token shards are kept"},
+    },
+    prepare=tokenise, file="runs.jsonl", end=write,
+)  # fmt: skip
+
+
 if __name__ == "__main__":
-    main()
+    STUDY.main()

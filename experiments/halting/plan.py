@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
+from experiments.study import Named
+
 _SHARED = ("penalties=[]", "save.best=false", "toy={}", "validate={every: 0, depths: [], rows: 256}")
 
 
@@ -66,22 +68,15 @@ GATED = ("plain", "ouro")  # the arms whose gate is then trained by the second s
 
 
 @dataclass(frozen=True)
-class Run:
+class Run(Named):
     """One training, and where it has an exit gate its second stage."""
+
+    named_by = ("task", "arm", "seed")
+    alike_by = ("task", "arm")
 
     task: str
     arm: str
     seed: int
-
-    @property
-    def name(self) -> str:
-        """The run's own name."""
-        return f"{self.task}/{self.arm}/{self.seed}"
-
-    @property
-    def kind(self) -> str:
-        """What decides how long it takes."""
-        return f"{self.task} {self.arm}"
 
     def changes(self, data: str) -> tuple[str, ...]:
         """Returns the changes to the task's recipe, for texts in the folder `data`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from argparse import Namespace
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -14,14 +15,14 @@ from experiments.thin import rounded
 from experiments.trained import train_once
 
 
-def tokenise(runs: Iterable[Run], *, data: str, shards: str, extra: tuple[str, ...] = ()) -> None:
+def tokenise(asked: Namespace, left: Iterable[Run]) -> None:
     """Makes the token shards of the text before runs share them."""
     from loopwright.recipes import recipe
 
-    Path(shards).mkdir(parents=True, exist_ok=True)
-    first = next((run for run in runs if run.task == "text"), None)
+    Path(asked.shards).mkdir(parents=True, exist_ok=True)
+    first = next((run for run in left if run.task == "text"), None)
     if first is not None:
-        prepare(recipe(TASKS["text"].recipe, [*first.changes(data), *extra]).data, shards)
+        prepare(recipe(TASKS["text"].recipe, [*first.changes(asked.data), *asked.change]).data, asked.shards)
 
 
 def carry_out(run: Run, *, data: str, shards: str, extra: tuple[str, ...] = ()) -> dict[str, Any]:

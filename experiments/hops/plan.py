@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import product
 
+from experiments.study import Named
+
 # layers and steps: 1⊗8 has the parameters of "plain 1" and the FLOPs of "plain 8", 2⊗4 those of "plain 2" and "plain 8".
 # A plain model is a core that runs once: the same code, compiled alike.
 ARMS = {"1⊗8": (1, 8), "2⊗4": (2, 4), "plain 8": (8, 1), "plain 1": (1, 1), "plain 2": (2, 1), "1⊗16": (1, 16), "plain 16": (16, 1)}
@@ -27,19 +29,16 @@ HARDNESS = {"easy": range(1, 6), "middle": range(6, 11), "hard": range(11, 17), 
 
 
 @dataclass(frozen=True)
-class Run:
+class Run(Named):
     """One training. `label` says what differs from the recipe."""
+
+    named_by = ("group", "arm", "label", "seed")
 
     group: str
     arm: str
     label: str
     changes: tuple[str, ...]
     seed: int = 0
-
-    @property
-    def name(self) -> str:
-        """The run's own name."""
-        return f"{self.group}/{self.arm}/{self.label}/{self.seed}"
 
     @property
     def task(self) -> str:

@@ -10,12 +10,12 @@ import hashlib
 import json
 import pickle
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from experiments.hops.plan import ARMS, GROUPS, Run
-from experiments.side_by_side import arguments, asked_for, grouped, made_by, run_all
+from experiments.side_by_side import made_by
+from experiments.study import Study
 from experiments.trained import train_once
 
 if TYPE_CHECKING:
@@ -77,17 +77,11 @@ def shared(spec: Mapping[str, Any], folder: Path) -> Splits:
     return splits
 
 
-def main() -> None:
-    """Reads the command line and runs what it asks for."""
-    parser = arguments(__doc__)
-    parser.add_argument("--tables", help="a folder for tables of rows, which runs then share: made once, not by each run")
-    options = parser.parse_args()
-    run_all(
-        asked_for(options, grouped(options, GROUPS)),
-        partial(carry_out, extra=tuple(options.change), tables=options.tables), options.out,
-        workers=options.workers, seconds=options.seconds,
-    )  # fmt: skip
+STUDY = Study(
+    __doc__, carry_out, GROUPS,
+    options={"--tables": {"help": "a folder for tables of rows, which runs then share: made once, not by each run"}},
+)  # fmt: skip
 
 
 if __name__ == "__main__":
-    main()
+    STUDY.main()

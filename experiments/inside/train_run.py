@@ -11,14 +11,16 @@ behind their label.
 
 from __future__ import annotations
 
+from argparse import Namespace
+from collections.abc import Sequence
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from experiments.corpus import make_tokenizer, prepare
+from experiments.corpus import OPTIONS, make_tokenizer, prepare
 from experiments.inside.train_plan import AROUND, STEPS, Row, likenesses, rows
-from experiments.side_by_side import arguments, asked_for, compared, made_by, run_all
+from experiments.side_by_side import compared, made_by
+from experiments.study import Study
 from experiments.thin import rounded
 from experiments.trained import train_once
 
@@ -119,34 +121,30 @@ def thinned(deep: dict[str, Any], *, drawn: bool) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    """Reads the command line, tokenises once, and runs what is asked for."""
+def tokenise(asked: Namespace, left: Sequence[Row]) -> None:
+    """Trains the tokenizer and tokenises the text, once for all rows."""
     from loopwright.schema import parse_overrides
     from loopwright.training.recipe import make_recipe
 
-    parser = arguments(__doc__)
-    parser.add_argument("--corpus", required=True)
-    parser.add_argument("--tokenizer", default="runs/bpe")
-    parser.add_argument("--shards", default="runs/inside-shards", help="where token shards are kept")
-    parser.add_argument("--context", type=int, default=256, help="tokens of a training row and of a held-out passage")
-    parser.add_argument("--passages", type=int, default=300, help="held-out passages whose loss is measured")
-    parser.add_argument("--prompts", type=int, default=32, help="held-out rows that are traced")
-    parser.add_argument("--length", type=int, default=128, help="tokens of each")
-    parser.add_argument("--deep", type=int, default=DEEP, help="steps of the deep trace")
-    parser.add_argument("--keep", help="a folder to save models in; left out: none is saved")
-    parser.add_argument("--kept", default=KEPT, help="which, by the names of their folders")
-    options = parser.parse_args()
-    asked = asked_for(options, [*rows(), *likenesses()])
-    first = make_recipe(
-        next(rows()).recipe(options.corpus, options.tokenizer, options.context), changes=parse_overrides(options.change)
-    )
-    make_tokenizer(options.corpus, Path(options.tokenizer))
-    prepare(first.data, options.shards)
-    names = ("corpus", "tokenizer", "shards", "context", "passages", "prompts", "length", "deep", "keep", "kept")
-    given = {name: getattr(options, name) for name in names}
-    run_all(asked, partial(carry_out, **given, extra=tuple(options.change)), options.out,
-            workers=options.workers, seconds=options.seconds)  # fmt: skip
+    data = next(rows()).recipe(asked.corpus, asked.tokenizer, asked.context)
+    make_tokenizer(asked.corpus, Path(asked.tokenizer))
+    prepare(make_recipe(data, changes=parse_overrides(asked.change)).data, asked.shards)
+
+
+STUDY = Study(
+    __doc__, carry_out, {"all": rows, "like": likenesses}, prepare=tokenise,
+    options={
+        **OPTIONS, "--shards": {"default": "runs/inside-shards", "help": "where token shards are kept"},
+        "--context": {"type": int, "default": 256, "help": "tokens of a training row and of a held-out passage"},
+        "--passages": {"type": int, "default": 300, "help": "held-out passages whose loss is measured"},
+        "--prompts": {"type": int, "default": 32, "help": "held-out rows that are traced"},
+        "--length": {"type": int, "default": 128, "help": "tokens of each"},
+        "--deep": {"type": int, "default": DEEP, "help": "steps of the deep trace"},
+        "--keep": {"help": "a folder to save models in; left out: none is saved"},
+        "--kept": {"default": KEPT, "help": "which, by the names of their folders"},
+    },
+)  # fmt: skip
 
 
 if __name__ == "__main__":
-    main()
+    STUDY.main()

@@ -3,25 +3,22 @@
     python -m experiments.longer.run OUT.jsonl --seeds 0,1,2 --change graph=true --change precision=tf32
     python -m experiments.longer.run OUT.jsonl --draw FOLDER
 
-Each run is one line of OUT; what is already there is left out. A GPU is used where there is one.
+Each run is one line of OUT; what is already there is left out.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import sys
-from collections.abc import Sequence
-from dataclasses import asdict
-from pathlib import Path
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from functools import partial
 from statistics import median
 from typing import Any
 
 import numpy as np
 import torch
 
-from experiments.pages import save_all
-from experiments.side_by_side import add_line, as_line, made_by, names_of
+from experiments.side_by_side import made_by
+from experiments.study import Named, Study
 from experiments.trained import train_once
 from loopwright.data.batch import BatchSource, FirstRows
 from loopwright.data.tasks.addition import COLUMNS_ALPHABET, Columns
@@ -67,9 +64,24 @@ def table(kind: str, length: int, rows: int) -> Table:
     return Columns().write(length, KINDS[kind](length, bits, rows), bits, length + 3).table(COLUMNS_ALPHABET, "plain")
 
 
-def carry_out(arm: str, seed: int, changes: Sequence[str], rows: int) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Run(Named):
+    """One arm with one seed."""
+
+    named_by, alike_by, joined_by = ("arm", "seed"), ("arm",), "-"
+
+    arm: str
+    seed: int
+
+
+def planned(arm: str) -> Iterable[Run]:
+    """Returns the runs of an arm."""
+    return [Run(arm, seed) for seed in range(3)]
+
+
+def carry_out(run: Run, *, rows: int, extra: tuple[str, ...]) -> dict[str, Any]:
     """Trains one run, measures it, and returns all numbers."""
-    chosen = recipe("addition-longer", [*ARMS[arm], f"seed={seed}", *changes])
+    chosen = recipe("addition-longer", [*ARMS[run.arm], f"seed={run.seed}", f"data.test={rows * 5}", *extra])
     trained = train_once(chosen)
     torch.set_float32_matmul_precision("highest")
     model, splits = trained.outcome.model, trained.outcome.splits
@@ -84,7 +96,7 @@ def carry_out(arm: str, seed: int, changes: Sequence[str], rows: int) -> dict[st
     }
     batch = table("stretches", LENGTHS[-1], ROWS_OF_A_RADIUS).batch(range(ROWS_OF_A_RADIUS)).to(model.device)
     return {
-        "name": f"{arm}-{seed}", "arm": arm, "seed": seed, "recipe": chosen.data_of(), "device": str(model.device),
+        "name": run.name, "arm": run.arm, "seed": run.seed, "recipe": chosen.data_of(), "device": str(model.device),
         "train_seconds": trained.seconds, "solved_at": trained.outcome.progress.solved_at, "cost": cost(trained.log),
         "looks": trained.exact(),
         "found": found, "radius": measure(model, batch, 2 * LENGTHS[-1], rows=ROWS_OF_A_RADIUS),
@@ -128,34 +140,11 @@ def _digits(name: str) -> str:
     return f"{name.removeprefix('length-')} digits"
 
 
-def main() -> None:
-    """Reads the command line and runs what is missing, or draws what is there."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("out")
-    parser.add_argument("--arms", default=",".join(ARMS))
-    parser.add_argument("--seeds", default="0,1,2")
-    parser.add_argument("--rows", type=int, default=ROWS, help="rows of a test at each length")
-    parser.add_argument("--change", action="append", default=[], help="a.b=c, laid over the recipe")
-    parser.add_argument("--draw", help="a folder for the figures; nothing is trained")
-    options = parser.parse_args()
-    path = Path(options.out)
-    arms = options.arms.split(",")
-    unknown = [arm for arm in arms if arm not in ARMS]
-    if unknown:
-        sys.exit(f"arms: unknown {unknown[0]!r}; allowed: {', '.join(ARMS)}")
-    if options.draw is not None:
-        runs = [json.loads(line) for line in path.read_text().splitlines()]
-        print(*save_all(draw([run for run in runs if run["arm"] in arms]), Path(options.draw)), sep="\n")
-        return
-    for seed in map(int, options.seeds.split(",")):
-        for arm in arms:
-            if f"{arm}-{seed}" in names_of(path):
-                continue
-            line = carry_out(arm, seed, [f"data.test={options.rows * 5}", *options.change], options.rows)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            add_line(path, as_line(line))
-            print(f"{line['name']}: {line['train_seconds']:.0f} s, solved at {line['solved_at']}, cost {line['cost']}", flush=True)
+STUDY = Study(
+    __doc__, carry_out, {arm: partial(planned, arm) for arm in ARMS},
+    draw=draw, options={"--rows": {"type": int, "default": ROWS, "help": "rows of a test at each length"}},
+)  # fmt: skip
 
 
 if __name__ == "__main__":
-    main()
+    STUDY.main()

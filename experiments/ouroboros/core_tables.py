@@ -8,19 +8,17 @@ The second file gives the ends of the gap.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import combinations
 
 from experiments.ouroboros.answers import decided
 from experiments.ouroboros.cores import ARMS, RATES
-from experiments.ouroboros.plan import AT_DEPTH, AT_ONE, CORES, ONCE_EQUAL, ONCE_LONGER, Row, looping
-from experiments.ouroboros.rate_tables import as_planned, at_own_rates, grid_table, pair_table, recovered, rules, skipped_table
-from experiments.ouroboros.rates import SEEDS, best_rates, grid, tuned
-from experiments.ouroboros.run import TEXTS
-from experiments.ouroboros.tables import Pairs, Runs, all_pairs
-from experiments.pages import Result, asked_tables, by_label, missing_part, percent, results, save_all, spread, table
-from experiments.seeds import Pooled, best_depth, mean_loss, reports
+from experiments.ouroboros.plan import AT_DEPTH, AT_ONE, CORES, ONCE_EQUAL, ONCE_LONGER, looping
+from experiments.ouroboros.rate_tables import ABOUT, at_own_rates, of_grid, planned, rated_parts
+from experiments.ouroboros.tables import Pairs, all_pairs
+from experiments.seeds import Pooled
+from experiments.tables import Page
 from loopwright.plot.drawing import MARKERS, Axes, Drawing, panels
 from loopwright.plot.style import COLOURS, INK
 
@@ -31,26 +29,6 @@ PAIRS = (
     (ONCE_LONGER, ONCE_EQUAL),
 )
 TITLES = {ONCE_EQUAL: "equal tokens", ONCE_LONGER: "equal training FLOPs"}
-
-
-def planned(found: Sequence[Result]) -> Iterator[Row]:
-    """All rows that the plan has for the rates that were chosen."""
-    yield from grid(ARMS, RATES)
-    yield from tuned(ARMS, SEEDS, best_rates(found, RATES))
-
-
-def loss_table(runs: Runs, ends: Runs, text: str) -> str:
-    """Returns each row at its rate: what it trains, on how many tokens, for how many FLOPs, its loss and what it recovers."""
-    head = ["row", "rate", "seeds", "trained", "tokens", "training FLOPs", "loss: mean (range)", "gap recovered"]
-    once, lines = runs.get(ONCE_EQUAL), []
-    for label, of_label in runs.items():
-        found, first = reports(of_label, text), of_label[0]
-        cost = first["flops"] * first["tokens"] / (once[0]["flops"] * once[0]["tokens"]) if once else float("nan")
-        lines.append([
-            label, f"{first['rate']:g}", str(len(of_label)), f"{first['trainable']:,}", f"{first['tokens']:,}", f"× {cost:.2f}",
-            spread([mean_loss([each], best_depth(found)) for each in found]), percent(recovered(of_label, ends, text)),
-        ])  # fmt: skip
-    return table(head, lines)
 
 
 def drawings(pairs: Pairs) -> dict[str, Drawing]:
@@ -84,22 +62,12 @@ def _against(title: str, found: Mapping[str, Mapping[str, Pooled]], ends: Sequen
     axes.set_xlabel("loss less that of the layers run once (nats)")
 
 
-def main() -> None:
-    """Writes cores.md and the figure."""
-    sources, folder = asked_tables(__doc__)
-    every = results(sources, ())
-    found, plan = as_planned(every, planned)
-    ends, runs = by_label(run for run in every if run["group"] == "references"), at_own_rates(found, RATES)
-    pairs = all_pairs(runs, PAIRS)
-    page = ["# The retrofit study: cores of 1, 3 and 6 layers", "`python -m experiments.ouroboros.core_tables` made this page."]
-    page += ["## How to read it", rules(found, RATES), "## Loss on valid by rate", grid_table(found)]
-    page += ["## Updates that were not finite", skipped_table(found)]
-    for text in TEXTS:
-        page += [f"## {text}: loss", loss_table(runs, ends, text), f"## {text}: pair by pair", pair_table(pairs, text)]
-    (folder / "cores.md").write_text("\n\n".join([*page, *missing_part(found, plan)]) + "\n")
-    for path in [folder / "cores.md", *save_all(drawings(pairs), folder)]:
-        print(path)
+PAGE = Page(
+    "The retrofit study: cores of 1, 3 and 6 layers", ("ouroboros/cores.jsonl", "ouroboros/runs.jsonl"),
+    lambda found: rated_parts(found, PAIRS, RATES), partial(planned, arms=ARMS, rates=RATES),
+    lambda found: drawings(all_pairs(at_own_rates(of_grid(found), RATES), PAIRS)), name="cores.md", about=ABOUT,
+)  # fmt: skip
 
 
 if __name__ == "__main__":
-    main()
+    PAGE.main(__doc__, "experiments.ouroboros.core_tables")

@@ -31,10 +31,7 @@ LEAST_SHOWN, MOST_SHOWN = -0.5, 1.3  # a share beyond is told at the edge: one s
 TARGETS = ("q", "k", "v", "o", "gate", "up", "down")
 # no more than there are colours; normed states would lie on raw ones: question.svg has both
 BY_DEPTH = (GATE, DIAGONAL, STATIC, BLIND, CONTROLLER, CODA)
-AGAINST = {
-    "question": (CONTROLLER, NORMED, BLIND),
-    "controls": (CONTROLLER, NORMED, BLIND, DIAGONAL, GATE),
-}
+AGAINST = (CONTROLLER, NORMED, BLIND)
 
 Runs = Mapping[str, Sequence[Result]]
 Shares = Mapping[str, Mapping[str, Share]]
@@ -56,9 +53,8 @@ def draw_all(runs: Runs, shares: Shares, pairs: Pairs) -> dict[str, Drawing]:
         draw(name, chosen, partial(recovered_points, runs, chosen))
     looped = {label: runs[label] for label in BY_DEPTH if label in runs}
     draw("by-depth", looped, partial(loss_by_depth, runs, looped))
-    for name, labels in AGAINST.items():
-        against = {label: pairs[label, STATIC] for label in labels if (label, STATIC) in pairs}
-        draw(name, against, partial(difference_by_depth, against))
+    against = {label: pairs[label, STATIC] for label in AGAINST if (label, STATIC) in pairs}
+    draw("question", against, partial(difference_by_depth, against))
     said = next((run for run in runs.get(CONTROLLER, []) if run.get("diagonals")), None)
     draw("diagonals", said, partial(diagonal_maps, said))
     return made

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from experiments.study import Named
+
 # layers 0-6, layer 15, layers 23-29; depth is drawn from 1, 2, 4, 8 and tables are repeated beyond
 KEPT = ("prelude=7", "core=15", "coda=7", "depth=4")
 SEARCHED = ("prelude=3", "core=8", "coda=11", "depth=4")  # layers 0-2, layer 8, layers 19-29: the least loss when run once
@@ -39,7 +41,7 @@ EVERYWHERE = f"adapters=[{SPEC % 'prefix'}, {ENDS}]"
 
 
 @dataclass(frozen=True)
-class Row:
+class Row(Named):
     """One row with one seed. `changes` are the retrofit's own, `overrides` the recipe's; no objective: nothing is trained.
 
     `text` is what the training files are called: "train", a mixture, or "textbooks", one kind of it alone. `depth` is the one depth
@@ -56,11 +58,6 @@ class Row:
     text: str = "train"
     depth: int | None = None
     seed: int = 0
-
-    @property
-    def name(self) -> str:
-        """The row's own name."""
-        return f"{self.group}/{self.label}/{self.seed}"
 
     @property
     def kind(self) -> str:

@@ -14,13 +14,11 @@ and differ, so the sets are not put together. twice.jsonl has the means of four 
 from __future__ import annotations
 
 import gc
-import json
 import pickle
 import time
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from functools import partial
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from experiments.corpus import prepare_passages
@@ -43,7 +41,8 @@ from experiments.ouroboros.plan import (
 from experiments.ouroboros.plan import main as main_rows
 from experiments.ouroboros.run import TEXTS, about, depths_of, made, tokenise
 from experiments.pages import Result
-from experiments.side_by_side import arguments, asked_for, compared, folded, made_by, run_all
+from experiments.side_by_side import compared, folded, made_by
+from experiments.study import Rows, Study
 
 GRID, TUNED = "rates", "tuned"  # the groups of the rows
 RATES = (1e-3, 4e-3, 1.6e-2, 4e-2)
@@ -118,6 +117,7 @@ def carry_out(row: Row, *, source: str, corpus: str, shards: str, passages: int,
     from loopwright.evaluation.text import held_out
     from loopwright.model.cost import pass_flops
 
+    extra = (*LAID, *extra)
     rate = float(row.overrides[-1].removeprefix("optim.lr="))
     began = time.perf_counter()
     try:
@@ -148,59 +148,43 @@ def carry_out(row: Row, *, source: str, corpus: str, shards: str, passages: int,
     return found
 
 
-@dataclass
-class Study:
-    """What a command line asks for: rows that run until the time is up, and the rates chosen by those that have run."""
-
-    options: Namespace
-    work: Callable[[Row], Result]
-    ends: float
-    rates: Sequence[float]
-    unfinished: Path | None = None  # where trainings are kept that the time ends
-
-    def run(self, rows: Iterable[Row]) -> None:
-        """Runs those that are missing."""
-        options = self.options
-        run_all(
-            asked_for(options, rows), self.work, options.out,
-            workers=options.workers, seconds=self.ends - time.time(), unfinished=self.unfinished,
-        )  # fmt: skip
-
-    def best(self) -> dict[str, float]:
-        """Returns the rates by the rows there are."""
-        out = Path(self.options.out)
-        chosen = best_rates(map(json.loads, out.read_text().splitlines()), self.rates) if out.is_file() else {}
-        print(f"rates, by the loss on valid: {chosen}", flush=True)
-        return chosen
+def chosen(found: Iterable[Result], rates: Sequence[float] = RATES) -> dict[str, float]:
+    """Returns the rates by the rows there are, and says them."""
+    best = best_rates(found, rates)
+    print(f"rates, by the loss on valid: {best}", flush=True)
+    return best
 
 
-def begun(usage: str, rates: Sequence[float] = RATES) -> Study:
-    """Reads the command line and tokenises once."""
-    ends = time.time()
-    parser = arguments(usage)
-    parser.set_defaults(seeds=",".join(map(str, (0, *SEEDS, *FURTHER))))
-    parser.add_argument("--source", required=True)
-    parser.add_argument("--corpus", required=True)
-    parser.add_argument("--shards", default="runs/ouroboros-shards", help="where token shards are kept")
-    parser.add_argument("--passages", type=int, default=256, help="of each held-out text")
-    parser.add_argument("--choosing", type=int, default=128, help="passages of valid, on which rates are chosen")
-    options = parser.parse_args()
-    ends += options.seconds
-    extra, shards = (*LAID, *options.change), Path(options.shards)
-    tokenise("train", options.source, options.corpus, options.shards, extra)
-    files = {name: Path(options.corpus) / file for name, file in HELD.items()}
-    prepare_passages(files, options.source, CONTEXT, shards / PASSAGES)
-    given = {name: getattr(options, name) for name in ("source", "corpus", "shards", "passages", "choosing")}
-    return Study(options, partial(carry_out, **given, extra=extra), ends, rates)
+def tokenised(asked: Namespace, left: Sequence[Row]) -> None:
+    """Tokenises once for all rows."""
+    tokenise("train", asked.source, asked.corpus, asked.shards, (*LAID, *asked.change))
+    files = {name: Path(asked.corpus) / file for name, file in HELD.items()}
+    prepare_passages(files, asked.source, CONTEXT, Path(asked.shards) / PASSAGES)
 
 
-def main() -> None:
-    """Runs grid and seeds in the order of what they are worth."""
-    study = begun(__doc__)
-    study.run(grid(ARMS))
-    study.run([*tuned(ARMS, SEEDS, study.best()), *grid(MORE)])
-    study.run([*tuned(CLOSE, FURTHER, chosen := study.best()), *tuned(MORE, SEEDS, chosen)])
+def at_own_rates(about: str | None, stages: Callable[[Rows], Iterator[Iterable[Row]]]) -> Study:
+    """Returns a study of this kind: a grid, and what follows from it."""
+    return Study(
+        about, carry_out, stages=stages, prepare=tokenised, usual={"seeds": ",".join(map(str, (0, *SEEDS, *FURTHER)))},
+        options={
+            "--source": {"required": True}, "--corpus": {"required": True},
+            "--shards": {"default": "runs/ouroboros-shards", "help": "where token shards are kept"},
+            "--passages": {"type": int, "default": 256, "help": "of each held-out text"},
+            "--choosing": {"type": int, "default": 128, "help": "passages of valid, on which rates are chosen"},
+        },
+    )  # fmt: skip
+
+
+def stages(rows: Rows) -> Iterator[Iterable[Row]]:
+    """Yields grid and seeds in the order of what they are worth."""
+    yield grid(ARMS)
+    yield [*tuned(ARMS, SEEDS, chosen(rows())), *grid(MORE)]
+    best = chosen(rows())
+    yield [*tuned(CLOSE, FURTHER, best), *tuned(MORE, SEEDS, best)]
+
+
+STUDY = at_own_rates(__doc__, stages)
 
 
 if __name__ == "__main__":
-    main()
+    STUDY.main()

@@ -12,14 +12,16 @@ import gzip
 import json
 import sys
 import time
+from argparse import Namespace
+from collections.abc import Sequence
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from experiments.corpus import prepare, texts
 from experiments.ouroboros.plan import GROUPS, Row
-from experiments.side_by_side import arguments, asked_for, grouped, made_by, run_all
+from experiments.side_by_side import made_by
+from experiments.study import Study
 from experiments.trained import Trained, train_once
 
 DEPTHS = (1, 2, 4, 8, 16)
@@ -124,26 +126,12 @@ def depths_of(model: Any) -> list[int] | None:
     return [depth for depth in DEPTHS if ends is None or depth <= ends]
 
 
-def main() -> None:
-    """Reads the command line, tokenises once, and runs what is asked for."""
-    parser = arguments(__doc__)
-    parser.add_argument("--source", required=True)
-    parser.add_argument("--corpus", required=True)
-    parser.add_argument("--shards", default="runs/shards", help="where token shards are kept")
-    parser.add_argument("--context", type=int, default=512)
-    parser.add_argument("--passages", type=int, default=400, help="of each held-out text")
-    parser.add_argument("--kinds", action="append", default=[], help="NAME:FIELD=FILE, texts to ask controllers about")
-    options = parser.parse_args()
-    if not (Path(options.source) / "config.json").is_file():
-        sys.exit(f"source: {options.source} holds no config.json; allowed: the folder of a dense model with its tokenizer")
-    rows = asked_for(options, grouped(options, GROUPS))
-    for text in sorted({row.text for row in rows if row.objective is not None}):
-        tokenise(text, options.source, options.corpus, options.shards, tuple(options.change))
-    given = {name: getattr(options, name) for name in ("source", "corpus", "shards", "context", "passages", "kinds")}
-    run_all(
-        rows, partial(carry_out, **given, extra=tuple(options.change)), options.out,
-        workers=options.workers, seconds=options.seconds,
-    )  # fmt: skip
+def begin(asked: Namespace, left: Sequence[Row]) -> None:
+    """Tokenises once for all rows."""
+    if not (Path(asked.source) / "config.json").is_file():
+        sys.exit(f"source: {asked.source} holds no config.json; allowed: the folder of a dense model with its tokenizer")
+    for text in sorted({row.text for row in left if row.objective is not None}):
+        tokenise(text, asked.source, asked.corpus, asked.shards, tuple(asked.change))
 
 
 def tokenise(text: str, source: str, corpus: str, shards: str, extra: tuple[str, ...]) -> None:
@@ -166,5 +154,17 @@ def take_textbooks(corpus: Path, target: Path) -> None:
     part.rename(target)
 
 
+STUDY = Study(
+    __doc__, carry_out, GROUPS,
+    options={
+        "--source": {"required": True}, "--corpus": {"required": True},
+        "--shards": {"default": "runs/shards", "help": "where token shards are kept"}, "--context": {"type": int, "default": 512},
+        "--passages": {"type": int, "default": 400, "help": "of each held-out text"},
+        "--kinds": {"action": "append", "default": [], "help": "NAME:FIELD=FILE, texts to ask controllers about"},
+    },
+    prepare=begin,
+)  # fmt: skip
+
+
 if __name__ == "__main__":
-    main()
+    STUDY.main()

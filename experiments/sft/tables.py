@@ -5,17 +5,15 @@ Differences follow the rule of `experiments.seeds`: decided where the interval o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import mean
-from typing import Any
 
-from experiments.pages import Result, by_label, by_seed, last_of_each, missing_part, number, save_all, signed, spread, table
-from experiments.pages import percent as share
-from experiments.seeds import RULE, averaged, held, mean_loss, over_seeds, pooled, reports, shared
+from experiments.pages import Result, by_label, last_of_each, percent, save_all
+from experiments.seeds import mean_loss, reports
 from experiments.sft.plan import BEYOND, CHAT, DEPTHS, TEXT, TRAINED, WORDS, later_runs
-from loopwright.evaluation.paired import compare
+from experiments.tables import Columns, Page, Pair, arm_table, columns_of, loss_columns, named_pairs, of, pair_table
 from loopwright.plot.drawing import Axes, Curve, Drawing, depth_axis, lines, mark_trained, panels
 
 Groups = Mapping[str, Sequence[Result]]
@@ -25,131 +23,13 @@ NAMES = {"chats": "held-out answers", "text": "held-out text"}
 
 def read(*paths: str | Path) -> dict[str, list[Result]]:
     """Returns the runs of each label in the order of the plan, seeds in order; a later one of a name counts."""
-    found = by_label(last_of_each(*paths).values())
+    return by_arm(last_of_each(*paths).values())
+
+
+def by_arm(runs: Iterable[Result]) -> dict[str, list[Result]]:
+    """Returns runs by label, those on text first, seeds in order."""
+    found = by_label(runs)
     return {label: found[label] for label in (*TEXT, *CHAT) if label in found}
-
-
-def loss_table(groups: Groups, text: str) -> str:
-    """Returns the loss of one text by depth, the mean over seeds; an unlooped model has one depth."""
-    lines = []
-    for label, runs in groups.items():
-        found = reports(runs, text)
-        cells = [number(mean_loss(found, depth)) for depth in DEPTHS if depth in found[0].depth]
-        lines.append([WORDS[label], str(len(runs)), *cells, *["–"] * (len(DEPTHS) - len(cells))])
-    return table([f"loss of {NAMES[text]} at depth", "seeds", *map(str, DEPTHS)], lines)
-
-
-def beyond_table(groups: Groups, text: str) -> str:
-    """Returns how much each model loses from the trained depth to larger ones, over documents and over seeds."""
-    lines = []
-    for label, runs in groups.items():
-        found = reports(runs, text)
-        if TRAINED not in found[0].depth:
-            continue
-        for depth in BEYOND:
-            both = compare(averaged(found, depth), averaged(found, TRAINED))
-            seeds = [mean_loss([each], depth) - mean_loss([each], TRAINED) for each in found]
-            cells = [signed(both.difference, both.difference_low, both.difference_high), by_seed(seeds)]
-            lines.append([WORDS[label], str(depth), *cells, verdict((both.difference_low, both.difference_high), seeds)])
-    return table(["model", "depth", f"loss, less that at depth {TRAINED} (over documents)", "by seed", ""], lines)
-
-
-def verdict(documents: tuple[float, float], seeds: Sequence[float]) -> str:
-    """Returns what is decided about a difference of losses; of one seed that it is one."""
-    low, high = over_seeds(seeds)
-    found = "higher" if min(documents[0], low) > 0 else "lower" if max(documents[1], high) < 0 else "not resolved"
-    return found if len(seeds) > 1 else f"{found}, one seed"
-
-
-def pairs(groups: Groups) -> Iterator[tuple[str, str]]:
-    """Yields which rows are compared: the first against the second."""
-    wanted = [*((label, "fixed") for label in ARMS[1:]), ("stars", "random")]
-    return ((first, second) for first, second in wanted if first in groups and second in groups)
-
-
-def paired_table(groups: Groups, text: str) -> str:
-    """Returns the arms against one another at the trained depth and beyond."""
-    lines = []
-    for first, second in pairs(groups):
-        for depth in (TRAINED, *BEYOND):
-            found = pooled(groups[first], groups[second], text, depth)
-            if found is not None:
-                documents = signed(found.difference, found.low, found.high)
-                said = found.verdict if len(found.seeds) > 1 else f"{found.verdict}, one seed"
-                lines.append([WORDS[first], WORDS[second], str(depth), documents, by_seed(found.of_seeds), said])
-    return table(["model", "less", "depth", f"loss of {NAMES[text]}", "by seed", ""], lines)
-
-
-def against_unlooped(groups: Groups) -> str:
-    """Returns the looped models at the trained depth against the unlooped ones, which have one depth."""
-    lines = []
-    for first, second in (("heal", "unlooped"), ("heal", "unlooped-flops"), ("fixed", "unlooped-chat")):
-        both = shared(groups.get(first, ()), groups.get(second, ()))
-        for text in NAMES if both else ():
-            sides = reports([a for a, _ in both], text), reports([b for _, b in both], text)
-            found = compare(averaged(sides[0], TRAINED), averaged(sides[1], 1))
-            seeds = [mean_loss([a], TRAINED) - mean_loss([b], 1) for a, b in zip(*sides, strict=True)]
-            cells = [signed(found.difference, found.difference_low, found.difference_high), by_seed(seeds)]
-            said = verdict((found.difference_low, found.difference_high), seeds)
-            lines.append([WORDS[first], WORDS[second], NAMES[text], *cells, said])
-    return table([f"looped, at depth {TRAINED}", "less", "text", "loss (over documents)", "by seed", ""], lines)
-
-
-def answer_table(groups: Groups) -> str:
-    """Returns results after the true reasoning and answers by the model itself, by depth, the mean over seeds."""
-    lines = []
-    for label, runs in groups.items():
-        looped = TRAINED in held(runs[0], "chats").depth
-        forced = [share(mean(values)) for values in zip(*(run["results"] for run in runs), strict=True)]
-        lines.append([WORDS[label], "after true reasoning", *forced, *["–"] * (len(DEPTHS) - len(forced))])
-        own = [run["answers"] for run in runs if "answers" in run]
-        if own:
-            total = sum(each["questions"] for each in own)
-            by_depth = dict(zip(own[0]["depth"], map(sum, zip(*(each["right"] for each in own), strict=True)), strict=True))
-            cells = [f"{by_depth[depth]} of {total}" if depth in by_depth else "–" for depth in (DEPTHS if looped else (1,))]
-            lines.append([WORDS[label], "by itself", *cells, *["–"] * (len(DEPTHS) - len(cells))])
-    return table(["right results at depth", "", *map(str, DEPTHS)], lines)
-
-
-def cost_table(groups: Groups) -> str:
-    """Returns what each model was trained on, what it cost, and its spectral radius."""
-    lines = []
-    for label, runs in groups.items():
-        first = runs[0]
-        flops = "–" if first["flops"] is None else f"{first['flops'] / 1e15:.1f}"
-        radius = [
-            spread([run["radius"][depth]["radius_mean"] for run in runs], 2) if run_has(runs, depth) else "–" for depth in RADII
-        ]
-        seconds = spread([run["train_seconds"] for run in runs], 0)
-        lines.append([WORDS[label], str(first["updates"]), f"{first['tokens'] / 1e6:.1f}", flops, seconds, *radius])
-    heads = [f"ρ at depth {depth}" for depth in RADII]
-    return table(["model", "updates", "million tokens", "PFLOP", "seconds, side by side", *heads], lines)
-
-
-RADII = (str(TRAINED), str(DEPTHS[-1]))
-
-
-def run_has(runs: Sequence[Result], depth: str) -> bool:
-    """Returns whether the radius was measured at a depth."""
-    return all(depth in run["radius"] for run in runs)
-
-
-def page(groups: Groups) -> str:
-    """Returns all tables as one page of Markdown."""
-    runs = [run for group in groups.values() for run in group]
-    first = held(runs[0], "chats"), held(runs[0], "text")
-    parts = [
-        "# A looped language model, fine-tuned on chats", "`python -m experiments.sft tables` made this page.",
-        f"{first[0].passages} held-out chats ({first[0].targets:,} tokens of answers) and {first[1].passages} passages of held-out "
-        f"text ({first[1].targets:,} tokens).", RULE,
-        "## Loss by depth", loss_table(groups, "chats"), loss_table(groups, "text"),
-        "## Beyond depth 4", beyond_table(groups, "chats"), beyond_table(groups, "text"),
-        "## The arms against one another", paired_table(groups, "chats"), paired_table(groups, "text"),
-        "## Looped against unlooped", against_unlooped(groups),
-        "## Right results", answer_table(groups), "## Cost, and the spectral radius of a step on text", cost_table(groups),
-        *missing_part(runs, list(later_runs((0, 1, 2)))),
-    ]  # fmt: skip
-    return "\n\n".join(parts) + "\n"
 
 
 def draw(groups: Groups) -> dict[str, Drawing]:
@@ -175,10 +55,75 @@ def _curve(runs: Sequence[Result], text: str) -> Curve:
     return Curve(depths, *([measure(values) for values in seeds] for measure in (mean, min, max)))
 
 
-def write(out: Path, *paths: Path) -> Any:
-    """Writes table.md and the figures into a folder."""
-    groups = read(*paths)
+def named(groups: Groups) -> dict[str, Sequence[Result]]:
+    """Returns the runs of each label under the name that the page gives it."""
+    return {WORDS[label]: runs for label, runs in groups.items()}
+
+
+def at_depth(runs: Sequence[Result], depth: int) -> list[Result]:
+    """Returns runs as if they had been measured at one depth alone."""
+
+    def one(held: Mapping[str, object]) -> dict[str, object]:
+        place = held["depth"].index(depth)  # type: ignore[attr-defined]
+        lists = ("depth", "loss", "loss_low", "loss_high", "perplexity", "bits_per_byte", "losses")
+        return {**held, **{name: held[name][place : place + 1] for name in lists}}  # type: ignore[index]
+
+    return [{**run, "texts": {name: one(held) for name, held in run["texts"].items()}} for run in runs]
+
+
+def unlooped_pairs(groups: Groups) -> Iterator[Pair]:
+    """Yields the looped models at the trained depth beside the unlooped ones, which have one depth; then at depths beyond it."""
+    for first, second in (("heal", "unlooped"), ("heal", "unlooped-flops"), ("fixed", "unlooped-chat")):
+        if first in groups and second in groups:
+            yield f"{WORDS[first]}, at depth {TRAINED}", WORDS[second], at_depth(groups[first], TRAINED), groups[second]
+    for label, runs in groups.items():
+        for depth in BEYOND if "unlooped" not in label else ():
+            sides = at_depth(runs, depth), at_depth(runs, TRAINED)
+            yield f"{WORDS[label]}, at depth {depth}", f"itself at depth {TRAINED}", *sides
+
+
+def answers(depth: int, run: Result) -> str | None:
+    """Returns how many questions a model answers rightly by itself at a depth."""
+    told = run.get("answers")
+    return f"{told['right'][told['depth'].index(depth)]} of {told['questions']}" if told and depth in told["depth"] else None
+
+
+def after_reasoning(depth: int, run: Result) -> str | None:
+    """Returns how many results are right after the true reasoning at a depth."""
+    depths = run["texts"]["chats"]["depth"]
+    return percent(run["results"][depths.index(depth)]) if depth in depths else None
+
+
+def parts(found: list[Result]) -> dict[str, str]:
+    """Returns the tables of the page."""
+    groups = by_arm(found)
+    arms, pairs = named(groups), [*((label, "fixed") for label in ARMS[1:]), ("stars", "random")]
+    results = {f"after true reasoning, depth {depth}": partial(after_reasoning, depth) for depth in DEPTHS}
+    results |= {f"by itself, depth {depth}": partial(answers, depth) for depth in (1, 2, 4, 8, 16)}
+    compared = [(WORDS[first], WORDS[second]) for first, second in pairs]
+    return {
+        "Cost, and the spectral radius of a step on text": arm_table(arms, COLUMNS),
+        **{f"Loss of {what} by depth": arm_table(arms, loss_columns((text,), DEPTHS)) for text, what in NAMES.items()},
+        "The arms against one another": pair_table(named_pairs(arms, compared), [*NAMES], (TRAINED, *BEYOND)),
+        "Looped against unlooped, and beyond the trained depth": pair_table(unlooped_pairs(groups), [*NAMES]),
+        "Right results": arm_table(arms, results),
+    }
+
+
+def write(out: Path, *paths: Path) -> None:
+    """Writes table.md and the figures into a folder; a later row of a name counts."""
+    found = [run for runs in read(*paths).values() for run in runs]
     out.mkdir(parents=True, exist_ok=True)
-    save_all(draw(groups), out)
-    (out / "table.md").write_text(page(groups))
-    print(f"{out / 'table.md'}: {sum(map(len, groups.values()))} runs")
+    (out / PAGE.name).write_text(PAGE.text(found, "experiments.sft tables"))
+    save_all(PAGE.draw(found), out)
+    print(f"{out / PAGE.name}: {len(found)} runs")
+
+
+COLUMNS: Columns = {
+    **columns_of("updates", "tokens", "flops", "train_seconds"), "ρ at depth 4": of("radius", "4", "radius_mean"),
+    "at depth 16": of("radius", "16", "radius_mean"),
+}  # fmt: skip
+PAGE = Page(
+    "A looped language model, fine-tuned on chats", ("sft/rows.jsonl",), parts, lambda found: list(later_runs((0, 1, 2))),
+    lambda found: draw(by_arm(found)),
+)  # fmt: skip

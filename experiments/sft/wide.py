@@ -14,18 +14,20 @@ from __future__ import annotations
 import gc
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from argparse import Namespace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from experiments.corpus import PASSAGES, held_out_files, passages, prepare, prepare_passages
-from experiments.ouroboros.rates import GRID, SEEDS, TUNED, Study
+from experiments.corpus import PASSAGES, held_out_files, prepare, prepare_passages
+from experiments.corpus import passages as held_passages
+from experiments.ouroboros.rates import GRID, SEEDS, TUNED, chosen
 from experiments.pages import Result
 from experiments.sft.blocks import BLOCKS, unpack_once
 from experiments.sft.plan import TRAINED, Places, Run, text_flops
-from experiments.side_by_side import arguments, compared, folded, made_by
+from experiments.side_by_side import compared, folded, made_by
+from experiments.study import Named, Rows, Study
 
 if TYPE_CHECKING:
     from loopwright.training.recipe import Recipe
@@ -40,7 +42,7 @@ CONTEXT, AT_ONCE = 512, 16  # tokens of a passage; passages of a pass: trainings
 
 
 @dataclass(frozen=True)
-class Row:
+class Row(Named):
     """One arm at one rate with one seed."""
 
     group: str
@@ -52,11 +54,6 @@ class Row:
     def label(self) -> str:
         """The arm and its rate."""
         return f"{self.arm}, rate {self.rate:g}"
-
-    @property
-    def name(self) -> str:
-        """The row's own name."""
-        return f"{self.group}/{self.label}/{self.seed}"
 
     @property
     def kind(self) -> str:
@@ -80,7 +77,9 @@ def tuned(best: Mapping[str, float]) -> Iterator[Row]:
     return (Row(TUNED, arm, best[arm], seed) for seed in SEEDS for arm in ARMS if arm in best)
 
 
-def carry_out(row: Row, *, places: Places, count: int, choosing: int, changes: tuple[str, ...], kept: Path | None = None) -> Result:
+def carry_out(
+    row: Row, *, data: str, runs: str, passages: int, choosing: int, extra: tuple[str, ...], kept: Path | None = None
+) -> Result:  # fmt: skip
     """Trains one row and measures it: the grid on `valid` alone; of a run that diverged it says why."""
     import torch
 
@@ -90,10 +89,11 @@ def carry_out(row: Row, *, places: Places, count: int, choosing: int, changes: t
     from loopwright.evaluation.likelihood import need_likelihood
     from loopwright.evaluation.text import held_out
 
-    chosen = row.recipe(places, changes)
+    places = Places(data, runs)
+    recipe = row.recipe(places, extra)
     about = {"name": row.name, "group": row.group, "label": row.label, "seed": row.seed, "rate": row.rate}
     try:
-        trained = train_once(chosen, places.shards, kept=kept)
+        trained = train_once(recipe, places.shards, kept=kept)
         model = trained.outcome.model.float().eval()
         torch.set_float32_matmul_precision("highest")
         causal = need_likelihood(model)
@@ -101,7 +101,7 @@ def carry_out(row: Row, *, places: Places, count: int, choosing: int, changes: t
         if row.group != GRID or "not finite" not in str(error):
             raise
         return {**about, "diverged": str(error), "texts": {}, "origin": made_by(kept)}
-    numbers, looped = numbers_of(trained, chosen, text_flops(chosen)), model.config.is_looped
+    numbers, looped = numbers_of(trained, recipe, text_flops(recipe)), model.config.is_looped
     del trained
     gc.collect()  # what training captured goes before its memory is asked for again
     if torch.cuda.is_available():
@@ -110,15 +110,15 @@ def carry_out(row: Row, *, places: Places, count: int, choosing: int, changes: t
     texts, left = {}, {}
     if row.group == GRID:
         depths = [depth for depth in DEPTHS if depth <= TRAINED] if looped else None
-        valid = held_out(model, passages(places.shards, choosing)["valid"], depths=depths, **given)
+        valid = held_out(model, held_passages(places.shards, choosing)["valid"], depths=depths, **given)
         texts["valid"] = compared(asdict(valid), ())
     else:
-        for name, text in passages(places.shards, count).items():
+        for name, text in held_passages(places.shards, passages).items():
             if name in TEXTS:
                 texts[name] = folded(held_out(model, text, depths=DEPTHS if looped else None, **given))
                 left |= {name: exits(model, text, batch=AT_ONCE)} if looped else {}
     measured = {"texts": texts, "exits": left, "measure_seconds": time.perf_counter() - began}
-    return {**about, **numbers, "laid_over": list(changes), **measured, "origin": made_by(kept)}
+    return {**about, **numbers, "laid_over": list(extra), **measured, "origin": made_by(kept)}
 
 
 def open_base(packed: Path, places: Places) -> None:
@@ -128,27 +128,31 @@ def open_base(packed: Path, places: Places) -> None:
     unpack_once(packed, places.base)
 
 
-def main() -> None:
-    """Opens the base, tokenises once, then runs the grid and the seeds."""
-    ends = time.time()
-    parser = arguments(__doc__, goes_on=True)
-    parser.set_defaults(seeds=",".join(map(str, (0, *SEEDS))))
-    parser.add_argument("--packed", type=Path, required=True, help="the 14 layers, as `python -m experiments.sft pack` writes them")
-    parser.add_argument("--data", required=True, help="the folder of the texts")
-    parser.add_argument("--runs", default="runs/wide", help="where the base and the tokens are kept")
-    parser.add_argument("--passages", type=int, default=256, help="of each held-out text")
-    parser.add_argument("--choosing", type=int, default=128, help="passages of valid, on which rates are chosen")
-    options = parser.parse_args()
-    ends += options.seconds
-    places, changes = Places(options.data, options.runs), tuple(options.change)
-    open_base(options.packed, places)
-    prepare(Row(GRID, LOOPED, RATES[0], 0).recipe(places, changes).data, places.shards)
-    prepare_passages(held_out_files(options.data), str(places.base), CONTEXT, Path(places.shards) / PASSAGES)
-    given = {"places": places, "count": options.passages, "choosing": options.choosing, "changes": changes}
-    study = Study(options, partial(carry_out, **given), ends, RATES, options.unfinished)
-    study.run(grid())
-    study.run(tuned(study.best()))
+def tokenise(asked: Namespace, left: Sequence[Row]) -> None:
+    """Opens the base and tokenises, once for all rows."""
+    places = Places(asked.data, asked.runs)
+    open_base(asked.packed, places)
+    prepare(Row(GRID, LOOPED, RATES[0], 0).recipe(places, tuple(asked.change)).data, places.shards)
+    prepare_passages(held_out_files(asked.data), str(places.base), CONTEXT, Path(places.shards) / PASSAGES)
+
+
+def stages(rows: Rows) -> Iterator[Iterable[Row]]:
+    """Yields the grid, then the seeds."""
+    yield grid()
+    yield tuned(chosen(rows(), RATES))
+
+
+STUDY = Study(
+    __doc__, carry_out, stages=stages, prepare=tokenise, goes_on=True, usual={"seeds": ",".join(map(str, (0, *SEEDS)))},
+    options={
+        "--packed": {"type": Path, "required": True, "help": "the 14 layers, as `python -m experiments.sft pack` writes them"},
+        "--data": {"required": True, "help": "the folder of the texts"},
+        "--runs": {"default": "runs/wide", "help": "where the base and the tokens are kept"},
+        "--passages": {"type": int, "default": 256, "help": "of each held-out text"},
+        "--choosing": {"type": int, "default": 128, "help": "passages of valid, on which rates are chosen"},
+    },
+)  # fmt: skip
 
 
 if __name__ == "__main__":
-    main()
+    STUDY.main()

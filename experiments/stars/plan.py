@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 
+from experiments.study import Named
+
 # no mask: rows are padded on the right, which a causal model cannot see; bf16 products with fp32 masters, one compiled step,
 # passes replayed as CUDA graphs
 FAST = ("data.padding=plain", "precision=bf16", "compile=true", "graph=true", "save.best=false", "validate.radius=0")
@@ -32,7 +34,7 @@ AGAIN = {
 
 
 @dataclass(frozen=True)
-class Run:
+class Run(Named):
     """One training. `label` says what differs from the others of its group."""
 
     group: str
@@ -40,11 +42,6 @@ class Run:
     recipe: str
     changes: tuple[str, ...]
     seed: int
-
-    @property
-    def name(self) -> str:
-        """The run's own name."""
-        return f"{self.group}/{self.label}/{self.seed}"
 
     @property
     def kind(self) -> str:

@@ -11,8 +11,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from experiments.side_by_side import arguments, asked_for, grouped, made_by, run_all
+from experiments.side_by_side import made_by
 from experiments.stars.plan import GROUPS, Run
+from experiments.study import Study
 from experiments.thin import rounded
 from experiments.trained import train_once
 
@@ -130,15 +131,10 @@ def _thinned(rows: list[dict[str, Any]], key: str) -> list[list[float]]:
     return [[found[i][0], sum(v for _, v in found[i : i + 50]) / len(found[i : i + 50])] for i in range(0, len(found), 50)]
 
 
-def main() -> None:
-    """Reads the command line and runs what it asks for."""
-    options = arguments(__doc__, goes_on=True).parse_args()
-    run_all(
-        asked_for(options, grouped(options, GROUPS)), partial(carry_out, extra=tuple(options.change)), options.out,
-        workers=options.workers, seconds=options.seconds, begin=partial(use_attention, fastest_attention()),
-        unfinished=options.unfinished,
-    )  # fmt: skip
+STUDY = Study(
+    __doc__, carry_out, GROUPS, begin=lambda: partial(use_attention, fastest_attention()), goes_on=True
+)  # fmt: skip
 
 
 if __name__ == "__main__":
-    main()
+    STUDY.main()

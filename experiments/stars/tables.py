@@ -5,16 +5,15 @@ python -m experiments.stars.tables experiments/results/stars/runs.jsonl experime
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable
-from pathlib import Path
+from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
-from experiments.pages import asked_tables, missing_part, save_all
-from experiments.pages import table as markdown
-from experiments.seeds import over_seeds
+from experiments.pages import Result, by_label
+from experiments.seeds import shared as pairs_of_seeds
 from experiments.stars.paths import named, path_panels, with_path
-from experiments.stars.plan import GROUPS, PLACES, depth_rules
+from experiments.stars.plan import GROUPS, PLACES, Run, depth_rules
+from experiments.tables import Columns, Page, arm_table, of, points_table
 from loopwright.metrics.intervals import wilson_interval
 from loopwright.metrics.score import holds_from_to
 from loopwright.plot.drawing import Drawing
@@ -26,7 +25,8 @@ from loopwright.training.depth import RULES
 SHOWN = (1, 2, 4, 8, 16, 32, 64, 100, 1000)
 SOLVED = 0.99
 MOST_LINES = 6  # of a figure; more are a grid
-ONLY_PATHS = ("brief_norms", "brief_static", "paths")  # what they get right is drawn of other groups
+# groups of which no page has exact match as a figure: it is in the tables, or drawn of other groups
+ONLY_PATHS = ("brief_norms", "brief_static", "paths", "target", "loader", "weights", "stacks", "changes")
 # the same settings without the penalty and with it: group and label of both
 PAIRS = {
     "no other part, finite difference": (("ablation", "none"), ("ablation", "penalty")),
@@ -44,25 +44,26 @@ PAIRS = {
 }  # fmt: skip
 FORMS = {"off": ("ablation", "none")} | {form.rpartition(", ")[2]: PAIRS[form][1] for form in list(PAIRS)[:3]}
 
-ON_AND_OFF = """## The penalty on and off, all else equal
-
-Paired by seed. The interval is that of the mean difference over seeds (Student's t, 95 %): a difference is decided where it \
-leaves 0 out. Finite differences are added with a ramp, the other two forms are weighted convexly without one. The penalty begins \
-at the look at which 99 % of the validation sums are right, in the paper's settings at a fixed update."""
+ABOUT = (
+    "5,000 held-out sums to depth 100; beyond it the first 1,000 of them (all 5,000 in `target`); in the `brief_` groups and "
+    "`paths` 1,000 and 250.",
+    "Of the penalty on and off all else is equal, and differences are paired by seed. The interval is that of the mean over seeds "
+    "(Student's t, 95 %): a difference is decided where it leaves 0 out. Finite differences are added with a ramp, the other two "
+    "forms are weighted convexly without one. The penalty begins at the look at which 99 % of the validation sums are right, in "
+    "the paper's settings at a fixed update.",
+)
 
 Runs = list[dict[str, Any]]
 
 
 def read(paths: Iterable[str]) -> dict[str, dict[str, Runs]]:
     """Returns the results by group and label, in the order of the plan."""
-    runs = [json.loads(line) for path in paths for line in Path(path).read_text().splitlines()]
-    place = {run.name: number for number, run in enumerate(run for group in GROUPS.values() for run in group())}
-    found: dict[str, dict[str, Runs]] = {}
-    for run in sorted(runs, key=lambda run: place[run["name"]]):
-        found.setdefault(run["group"], {}).setdefault(run["label"], []).append(run)
-    for labels in found.values():
-        for runs in labels.values():
-            runs.sort(key=lambda run: run["seed"])
+    return by_group(PAGE.read([*paths]))
+
+
+def by_group(runs: Sequence[Result]) -> dict[str, dict[str, Runs]]:
+    """Returns results in the order of the plan by group and label."""
+    found = {group: by_label(run for run in runs if run["group"] == group) for group in dict.fromkeys(map(of("group"), runs))}
     # by the placement of norms, the greatest mean depth first: both groups are rows of one table
     rows = [f"{place} {rule}" for place in PLACES for rule, _ in sorted(depth_rules(place).items(), key=lambda each: -each[1][1])]
     for group in {"distributions", "brief_distributions"} & found.keys():
@@ -82,74 +83,15 @@ def solved(run: dict[str, Any]) -> int | None:
     return next((update + 1 for update, seen in run["looks"] if (seen.get(median) or 0) >= SOLVED), None)
 
 
-def row(label: str, runs: Runs) -> list[str]:
-    """Returns one line of a table: every seed at each depth, and what the states do."""
-    exact = [accuracy(run) for run in runs]
-    held = [holds_from_to(values, 8, SOLVED) for values in exact]
-    radius = [run["radius"]["100"] for run in runs]
-    return [
-        label,
-        ", ".join(str(run["seed"]) for run in runs),
-        ", ".join(str(solved(run) or "never") for run in runs),
-        *[" / ".join(f"{100 * values[depth]:.4g}" for values in exact) for depth in SHOWN],
-        ", ".join("no" if h is None else f"{h}{'+' if h == 1000 else ''}" for h in held),
-        f"{sum(r['radius_mean'] for r in radius) / len(radius):.2f} (to {max(r['radius_largest'] for r in radius):.2f})",
-        f"{sum(r['reading'] for r in radius) / len(radius):.3f}",
-        f"{max(run['near']['change_largest'][-1] or float('nan') for run in runs):.0e}",
-    ]
-
-
-def table(group: dict[str, Runs]) -> str:
-    """Returns a group as a Markdown table."""
-    head = [
-        "run",
-        "seeds",
-        "99 % at update",
-        *map(str, SHOWN),
-        "≥ 99 % from 8 to",
-        "ρ at 100: mean (largest)",
-        "K = 1 reading",
-        "largest change at 100",
-    ]
-    lines = [head, ["---"] * len(head), *[row(label, runs) for label, runs in group.items()]]
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines) + "\n"
-
-
-def on_and_off(found: dict[str, dict[str, Runs]]) -> str:
-    """Returns what the penalty does where nothing else differs, seeds side by side and paired."""
-    lines = []
-    for label, (off, on) in PAIRS.items():
-        pair = shared(found.get(off[0], {}).get(off[1], []), found.get(on[0], {}).get(on[1], []))
-        if not pair:
-            continue
-        at = [[[100 * accuracy(run)[depth] for depth in (100, 1000)] for run in each] for each in pair]
-        cells = []
-        for place in (0, 1):
-            without, with_it = ([values[place] for values in each] for each in at)
-            low, high = over_seeds([b - a for a, b in zip(without, with_it, strict=True)])
-            apart = "0" if low == high == 0 else f"{low:+.3g} to {high:+.3g}".replace("-", "−")
-            cells += [side_by_side(without), side_by_side(with_it), apart]
-        for value, form in ((change_at_100, ".0e"), (radius_at_100, ".2f")):
-            cells += [" / ".join(format(value(run), form) for run in each) for each in pair]
-        lines.append([label, ", ".join(str(run["seed"]) for run in pair[0]), *cells])
-    head = ["setting, form of the penalty", "seeds"]
-    head += [f"{depth}: {what}" for depth in (100, 1000) for what in ("off", "on", "on less off, 95 % over seeds")]
-    return markdown(head + [f"{what}: {which}" for what in ("largest change at 100", "ρ at 100") for which in ("off", "on")], lines)
+def side_by_side(values: Iterable[float]) -> str:
+    """Returns percentages, seeds side by side."""
+    return " / ".join(f"{value:.4g}" for value in values)
 
 
 def shared(first: Runs, second: Runs) -> tuple[Runs, Runs] | None:
     """Returns the runs of the seeds that both have, in one order; None where there is none."""
-    seeds = sorted({run["seed"] for run in first} & {run["seed"] for run in second})
-    return ([_of_seed(first, seed) for seed in seeds], [_of_seed(second, seed) for seed in seeds]) if seeds else None
-
-
-def _of_seed(runs: Runs, seed: int) -> dict[str, Any]:
-    return next(run for run in runs if run["seed"] == seed)
-
-
-def side_by_side(values: Iterable[float]) -> str:
-    """Returns percentages, seeds side by side."""
-    return " / ".join(f"{value:.4g}" for value in values)
+    both = pairs_of_seeds(sorted(first, key=of("seed")), second)
+    return ([a for a, _ in both], [b for _, b in both]) if both else None
 
 
 def change_at_100(run: dict[str, Any]) -> float:
@@ -182,28 +124,6 @@ def draw_forms(found: dict[str, dict[str, Runs]]) -> Drawing:
     return length_by_depth_heatmap(values, rows=list(runs), columns=depths)
 
 
-def page(found: dict[str, dict[str, Runs]]) -> str:
-    """Returns the whole page."""
-    runs = [run for labels in found.values() for each in labels.values() for run in each]
-    planned = [run for group in GROUPS.values() for run in group()]
-    parts = [f"## {group}\n\n{table(labels)}" for group, labels in found.items()]
-    return (
-        "# The STARS study: exact match (%) by depth, seeds side by side\n\n"
-        "5,000 held-out sums to depth 100; beyond it the first 1,000 of them (all 5,000 in `target`); "
-        "in the `brief_` groups and `paths` 1,000 and 250. "
-        "`python -m experiments.stars.tables` made this page.\n\n" + "\n".join(parts)
-        + f"\n{ON_AND_OFF}\n\n{on_and_off(found)}\n\n" + "\n\n".join(missing_part(runs, planned)) + "\n"
-    )  # fmt: skip
-
-
-def main() -> None:
-    """Writes table.md and the figures."""
-    sources, folder = asked_tables(__doc__)
-    found = read(sources)
-    (folder / "table.md").write_text(page(found))
-    save_all(draw_all(found), folder)
-
-
 def draw_all(found: dict[str, dict[str, Runs]]) -> dict[str, Drawing]:
     """Returns every figure by its name."""
     drawings = {}
@@ -228,5 +148,40 @@ def draw_all(found: dict[str, dict[str, Runs]]) -> dict[str, Drawing]:
     return drawings | {name: path_panels(each) for name, each in paths.items() if each} | {"radius": radius_bars(bars)}
 
 
+def percent_at(run: Result, depth: int) -> float:
+    """Returns exact match at a depth, in percent."""
+    return 100 * accuracy(run)[depth]
+
+
+def parts(runs: list[Result]) -> dict[str, str]:
+    """Returns the tables of the page."""
+    found = by_group(runs)
+    made = {group: arm_table(labels, COLUMNS, "run") for group, labels in found.items()}
+    named = {what: [found.get(group, {}).get(label, []) for group, label in sides] for what, sides in PAIRS.items()}
+    pairs = [(what, "the same without it", on, off) for what, (off, on) in named.items() if on and off]
+    for what, value in COMPARED.items():
+        made[f"The penalty on less off: {what}"] = points_table(pairs, what, value)
+    return made
+
+
+def planned(found: Sequence[Result]) -> list[Run]:
+    """Returns all runs of the plan."""
+    return [run for group in GROUPS.values() for run in group()]
+
+
+COMPARED = {f"exact (%) at depth {depth}": partial(percent_at, depth=depth) for depth in (100, 1000)}
+COLUMNS: Columns = {
+    "99 % at update": lambda run: solved(run) or "never", **{str(depth): partial(percent_at, depth=depth) for depth in SHOWN},
+    "≥ 99 % from 8 to (1,000 is the last measured)": lambda run: holds_from_to(accuracy(run), 8, SOLVED) or "no",
+    "ρ at 100: mean": radius_at_100, "largest": of("radius", "100", "radius_largest"),
+    "K = 1 reading": of("radius", "100", "reading"),
+    "largest change at 100": of("near", "change_largest", -1),
+}  # fmt: skip
+PAGE = Page(
+    "The STARS study: exact match (%) by depth, seeds side by side", ("stars/runs.jsonl",), parts, planned,
+    lambda found: draw_all(by_group(found)), about=ABOUT,
+)  # fmt: skip
+
+
 if __name__ == "__main__":
-    main()
+    PAGE.main(__doc__, "experiments.stars.tables")

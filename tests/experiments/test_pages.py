@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.pages import asked_tables, by_label, missing_part, not_run, number, percent, results, signed, spread, table, words
+from experiments.pages import asked_tables, by_label, missing_part, not_run, number, percent, results, signed, table, words
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,6 @@ def test_numbers_as_they_are_told() -> None:
     assert (number(1.23456), number(None), number(math.inf)) == ("1.235", "–", "–")
     assert signed(-0.01, -0.02, 0.005) == "−0.0100 (−0.0200 to +0.0050)"
     assert (percent(-0.068), percent(None), percent(0.5, 0)) == ("−6.8 %", "–", "50 %")
-    assert (spread([1.0]), spread([1.0, 2.0]), spread([1.0, None])) == ("1.000", "1.500 (1.000 to 2.000)", "not finite")
     assert (words([1]), words([1, 2]), words([1, 2, 4])) == ("1", "1 and 2", "1, 2 and 4")
     assert table(["a"], [["1"]]) == "| a |\n| --- |\n| 1 |" and table(["a"], []) == "No row of this table was run."
 

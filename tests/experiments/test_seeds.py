@@ -12,7 +12,6 @@ from experiments.seeds import (
     averaged,
     best_depth,
     held,
-    loss_interval,
     mean_loss,
     of_documents,
     over_seeds,
@@ -132,12 +131,6 @@ def test_shares_of_a_gap_by_seed_and_together() -> None:
     past = share_of_gap([result("a", {1: -0.5})], worse, better, "test")
     assert past is not None and past.share == pytest.approx(1.5)  # training can pass the better model
     assert share_of_gap([worse], worse, None, "test") is None and share_of_gap([better], better, worse, "test") is None
-
-
-def test_the_interval_of_a_mean_holds_it() -> None:
-    found = [held(noisy("a", 0.0, seed), "test") for seed in range(3)]
-    low, high = loss_interval(found)
-    assert low < mean_loss(found, 1) < high and high - low > 0.1
 
 
 def test_an_interval_over_three_seeds_is_students() -> None:

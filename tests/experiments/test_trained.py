@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import signal
-import sys
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from experiments.ouroboros.run import main
+from experiments.ouroboros.run import STUDY
 from experiments.side_by_side import as_line, made_by
 from experiments.trained import Stopped, Trained, resumptions, train_once
 from loopwright.recipes import recipe
@@ -140,10 +139,9 @@ def test_what_was_killed_before_it_saved_begins_again_and_another_recipe_is_refu
         train_once(small({"optim": {"lr": 1e-3}}), str(tmp_path), kept=killed)
 
 
-def test_a_retrofit_without_a_model_begins_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_retrofit_without_a_model_begins_nothing(tmp_path: Path) -> None:
     """Nor is a tokenizer made in its place, as for the studies that train from scratch."""
     source = tmp_path / "model"
-    monkeypatch.setattr(sys, "argv", ["run", str(tmp_path / "o.jsonl"), "--source", str(source), "--corpus", str(tmp_path)])
     with pytest.raises(SystemExit, match=r"holds no config\.json; allowed: the folder of a dense model"):
-        main()
+        STUDY.main([str(tmp_path / "o.jsonl"), "--source", str(source), "--corpus", str(tmp_path)])
     assert list(tmp_path.iterdir()) == []

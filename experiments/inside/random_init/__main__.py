@@ -2,7 +2,7 @@
 
 import sys
 
-from experiments.inside.random_init.run import main
+from experiments.inside.random_init.run import STUDY
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(STUDY.main())

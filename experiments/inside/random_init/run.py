@@ -2,14 +2,13 @@
 
     python -m experiments.inside.random_init OUT
 
-Writes OUT/random-init.jsonl (a line per model), OUT/*.svg and OUT/random-init.html, and judges the paper's four claims. Exit code 1
+Writes OUT/random-init.jsonl (a line per model) and OUT/*.svg, and judges the paper's four claims. Exit code 1
 and a line for each claim that does not hold or is not shown; 2 where a model is missing. Models that are in the file
 already are not run again.
 """
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -17,10 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from experiments.inside.random_init.claims import WORD, Cell, Claim, cells, judge
-from experiments.inside.random_init.page import write_page
+from experiments.inside.random_init.figures import draw_all
 from experiments.inside.random_init.plan import MAIN_START, STEPS, Row, build, prompts, rows
-from experiments.pages import last_of_each
-from experiments.side_by_side import as_line, made_by, run_all
+from experiments.pages import last_of_each, save_all
+from experiments.side_by_side import as_line, made_by
+from experiments.study import Study
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,7 +30,7 @@ CURVES = ("fixed_cosine", "far_cosine", "fixed_norm", "far_norm")
 MISSING, FAILED = 2, 1
 
 
-def measure(row: Row, steps: int = STEPS) -> dict[str, Any]:
+def measure(row: Row, steps: int = STEPS, extra: tuple[str, ...] = ()) -> dict[str, Any]:
     """Runs one model and returns its numbers: the first layer's curves over steps, mean over prompts, and where it ends."""
     import torch
 
@@ -101,7 +101,7 @@ def read(path: Path, wanted: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def conclude(out: Path, wanted: Sequence[Row]) -> int:
-    """Reads the results, writes figures and page, says of each claim whether it holds, and returns the exit code."""
+    """Reads the results, writes the figures, says of each claim whether it holds, and returns the exit code."""
     from loopwright.storage.files import write_whole
 
     path = out / FILE
@@ -112,18 +112,13 @@ def conclude(out: Path, wanted: Sequence[Row]) -> int:
         return MISSING
     write_whole(path, "".join(as_line(result) + "\n" for result in results))  # workers end in no fixed order
     claims = judge(cells(results, MAIN_START))
-    print(*map(said, claims), f"page: {write_page(out, results, claims)}", sep="\n")
+    print(*map(said, claims), *save_all(draw_all(results), out), sep="\n")
     return 0 if all(claim.holds for claim in claims) else FAILED
 
 
-def main() -> int:
-    """Reads the command line and runs the sweep."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("out", type=Path, help="folder")
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--seconds", type=float, default=900, help="no model begins that would not end in this time")
-    options = parser.parse_args()
-    options.out.mkdir(parents=True, exist_ok=True)
-    wanted = list(rows())
-    run_all(wanted, measure, str(options.out / FILE), workers=options.workers, seconds=options.seconds)
-    return conclude(options.out, wanted)
+def judged(out: Path) -> int:
+    """Concludes the whole sweep."""
+    return conclude(out, list(rows()))
+
+
+STUDY = Study(__doc__, measure, {"all": rows}, usual={"workers": 2, "seconds": 900}, file=FILE, end=judged)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from experiments.asura.figures import above_whole
-from experiments.asura.pairing import FIVE, arranged, files_of, less_whole, whole_of
+from experiments.asura.pairing import FIVE, arranged, files_of, whole_of, wholes
 from experiments.asura.plan import TWELVE, WHOLE, WITHOUT_SKIP, at_schedule
+from experiments.seeds import Pooled, pooled
 from tests.experiments.results import result
 
 PART, CALM = "without adapters", (1e-3, 200)
@@ -28,6 +29,10 @@ def rows() -> dict[str, list[dict]]:
         f"{PART}{TWELVE}": [run(f"{PART}{TWELVE}", 0, 12, 0.1)],
         calm_whole: [run(calm_whole, 0, 12, 0.15)],
     }
+
+
+def less_whole(runs: list[dict], labels: dict[str, list[dict]], text: str) -> Pooled | None:
+    return pooled(runs, wholes(runs, labels), text)
 
 
 def partners(labels: dict[str, list[dict]], label: str) -> list[str]:

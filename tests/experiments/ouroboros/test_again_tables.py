@@ -37,26 +37,19 @@ def second_set() -> list[dict]:
 
 
 def test_the_page_keeps_the_sets_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ends = [run for run in rows() if run["group"] == "references"]
-    twice = [run_again(where, [1.5] * len(DEPTHS)) for where in "ab"]
-    files = {"rates": first_set(), "again": second_set(), "runs": ends, "twice": twice}
+    files = {"rates": first_set(), "again": second_set(), "twice": [run_again(where, [1.5] * len(DEPTHS)) for where in "ab"]}
     for name, runs in files.items():
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(run) + "\n" for run in runs))
     monkeypatch.setattr(sys, "argv", ["again_tables", *(str(tmp_path / f"{name}.jsonl") for name in files), str(tmp_path)])
-    again_tables.main()
-    text = (tmp_path / "again.md").read_text()
-    (line,) = [line for line in text.splitlines() if line.startswith(f"| {BLIND}, rate 0.004 | 1 | test |")]
-    assert line.count("(+0.060)") == len(DEPTHS)
-    assert f"| {CONTROLLER} | {BLIND} | both 4 | −1.5633" in text, "with the run that came apart"
-    alone, across = (
-        part.split("\n## ")[0] for part in text.split("\n## The second set alone")[1:] + text.split("\n## Both sets:")[1:]
-    )
-    _, without = alone.split("Without the runs that diverged")
-    assert f"| {CONTROLLER} | {BLIND} |{' not resolved |' * 6}" in alone
-    assert f"| {CONTROLLER} | {BLIND} |{' yes |' * 6}" in without
-    assert f"| {LEAKING} | {CONTROLLER} |{' no |' * 6}" in across and f"| {CONTROLLER} | {BLIND} |" not in across
-    assert f"| {BLIND} ‡ | 0.004 | 4 |" in text
-    assert f"| {BLIND}, rate 0.004 | 1 | run b | 2 | test | 1.500 |" in text.split("## Rows run twice")[1]
+    again_tables.PAGE.main("about", "experiments.ouroboros.again_tables")
+    _, *parts = (tmp_path / "again.md").read_text().split("\n## ")
+    both, twice, second, whole, without, across, by_depth, missing = parts
+    assert both.count(f"| tuned/{BLIND}, rate 0.004/1, ") == 2 and twice.count(", run b | 1 | 1.500 | 1.500 |") == 1
+    assert f"| {BLIND} | 1, 4, 5, 6 |" in second and "| no / no / no / yes |" in second
+    assert f"| {CONTROLLER} | {BLIND} | test | 4 | −1.5633" in by_depth, "with the run that came apart"
+    lines = {part: [line for line in part.splitlines() if f"| {CONTROLLER} | {BLIND} |" in line] for part in parts}
+    assert all("not resolved" in line for line in lines[whole]) and all("| lower |" in line for line in lines[without])
+    assert not lines[across] and across.count(f"| {LEAKING} | {CONTROLLER} |") == 2 and "seed" in missing
 
 
 def run_again(where: str, losses: list[float | None]) -> dict:
@@ -72,8 +65,6 @@ def test_all_runs_of_a_row_that_was_run_twice_stand_side_by_side() -> None:
     assert runs["second set"]["texts"]["test"]["loss"] == later(BLIND, 0.461, 1, 0.004)["texts"]["test"]["loss"]
     assert again_tables.loss_at(runs["run a"], "ood", DEPTHS[0]) == 1.5
     assert math.isnan(again_tables.loss_at(runs["run b"], "ood", DEPTHS[-1]))
-    told = again_tables.twice_table(found)
-    assert f"| {BLIND}, rate 0.004 | 1 | run b | 2 | ood |{' 1.250 |' * (len(DEPTHS) - 1)} – |" in told
     fresh = again_tables.alike([row | {"name": row["name"].replace("/1/", "/9/")} for row in rows], first_set(), second_set())
     assert [[*runs] for runs in fresh.values()] == [["run a", "run b"]]
 

@@ -17,11 +17,11 @@ from experiments.repeats.deep_tables import (
     deep_runs,
     drawn,
     hard_less_easy,
-    page_parts,
 )
 from experiments.repeats.plan import DOCUMENTS, PARAMETERS, TESTED
 from experiments.seeds import mean_loss, reports
 from experiments.side_by_side import compared, folded
+from experiments.tables import exit_table
 from loopwright.evaluation.text import HeldOut
 from tests.experiments.results import hard, held_out
 
@@ -57,10 +57,11 @@ def test_what_a_step_less_costs_is_told_by_seed_and_by_how_hard_documents_are(ke
     assert all(each > 0.01 for each in hard_less_easy(kept, runs, 2)), "a share of the loss is more where the loss is"
 
 
-def test_the_page_has_the_rules_beside_fixed_depths(kept: Any) -> None:
-    page = "\n".join(page_parts(kept))
-    assert page.count("+0.5000 (+0.5000 to +0.5000) | +0.5000 / +0.5000 / +0.5000 | higher |") == len(MEANS) * len(TEXTS)
-    assert page.count("| entropy | 3.50 (3.50 to 3.50) | 4.000 (4.000 to 4.000) |") == len(TEXTS)
-    assert "| easy | 13 |" in page and "| ASURA |" not in page, "of ASURA there are no runs here"
-    assert {*drawn(kept)} == {"test-time"}
-    assert page_parts({(NAMES[RANDOM], TIMES): [{"name": "earlier", "seed": 0}]}) == [], "rows of an earlier plan"
+def test_rules_stand_beside_fixed_depths(kept: Any) -> None:
+    runs = deep_runs(kept, RANDOM)
+    for text in TEXTS:
+        told = exit_table(runs, text)
+        assert told.count("| +0.5000 / +0.5000 / +0.5000 | 0 % | higher |") == len(MEANS)
+        assert "| entropy | 3.5 | 4 |" in told
+    assert {*drawn(kept)} == {"test-time"} and "No row" in exit_table([], "test")
+    assert deep_runs({(NAMES[RANDOM], TIMES): [{"name": "earlier", "seed": 0}]}, RANDOM) == [], "rows of an earlier plan"

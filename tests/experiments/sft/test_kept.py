@@ -14,9 +14,8 @@ from experiments.kept import PASSAGES, whole
 from experiments.sft.kept import write
 from experiments.sft.plan import Places, Run
 from experiments.sft.run import keep, trained_once
-from experiments.sft.tables import page, read
 from loopwright.model.causal_lm import LoopedForCausalLM
-from tests.experiments.sft.test_tables import row
+from tests.experiments.sft.test_tables import page, row
 
 
 @pytest.mark.usefixtures("unlaid")
@@ -31,7 +30,7 @@ def test_what_passages_are_is_said_once_and_the_page_is_the_same(tmp_path: Path)
     assert [each["name"] for each in found] == [each["name"] for each in rows] and found[0]["answers"]["questions"] == 10
     assert [all(name in each["texts"]["chats"] for name in PASSAGES) for each in found] == [True, *[False] * 5]
     assert [len(losses) > 0 for losses in found[1]["texts"]["text"]["losses"]] == [False] * 3 + [True] + [False] * 3 + [True]
-    assert page(read(kept)) == page(read(ended))
+    assert page(kept) == page(ended)
     assert all("document_of" in each["texts"]["text"] for each in whole(found))
 
 

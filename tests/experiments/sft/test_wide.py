@@ -58,13 +58,12 @@ def test_changes_reach_the_runs_that_they_are_for() -> None:
     assert list(Run("random").asked(changes)) == ["b=2", "c=3", "d=4"]
 
 
-def test_a_call_begins_with_the_grid_and_all_rows_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_begins_with_the_grid_and_all_rows_are_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
-    monkeypatch.setattr(sys, "argv", ["wide", "/nowhere/rows.jsonl", "--packed", "p", "--data", "d", "--unfinished", "/nowhere/u"])
     for skipped in ("prepare", "prepare_passages", "open_base"):
         monkeypatch.setattr(wide, skipped, lambda *_: None)
-    monkeypatch.setattr("experiments.ouroboros.rates.run_all", lambda rows, *_, **__: asked.extend(row.name for row in rows))
-    wide.main()
+    monkeypatch.setattr("experiments.study.run_all", lambda rows, *_, **__: asked.extend(row.name for row in rows))
+    wide.STUDY.main([str(tmp_path / "rows.jsonl"), "--packed", "p", "--data", "d", "--unfinished", "/nowhere/u"])
     assert asked == [row.name for row in grid()], "seeds wait for the rates"
     made = results([str(RESULTS / "sft/wide.jsonl")], ())
     assert {row.name for row in wide_tables.planned(made)} == {run["name"] for run in made}
@@ -93,17 +92,16 @@ def test_the_page_puts_the_loop_beside_the_layers_run_once(tmp_path: Path, monke
     source = tmp_path / "wide.jsonl"
     source.write_text("".join(as_line(run) + "\n" for run in found))
     monkeypatch.setattr(sys, "argv", ["wide_tables", str(source), str(tmp_path)])
-    wide_tables.main()
+    wide_tables.PAGE.main("about", "experiments.sft.wide_tables")
     page = (tmp_path / "wide.md").read_text()
-    assert f"| {LOOPED} | {EQUAL} | best: 4, 1 | −0.0580 (−0.0580 to −0.0580) |" in page and "| lower |" in page
-    assert f"| {LOOPED} | {LONGER} | best: 4, 1 | +0.0120 (+0.0120 to +0.0120) |" in page and "| higher |" in page
-    assert "| entropy | 2 | – | – | – | – | – |" in page
-    assert "+0.2500 (+0.2500 to +0.2500) | +0.2500 / +0.2500 / +0.2500 | higher |" in page
-    assert "| entropy | 3.50 (3.50 to 3.50) | 4.000 (4.000 to 4.000) |" in page
-    assert "All rows of the plan were run." in page and "| diverged |" in page
-    told = "4, 1 | −0.0580 (−0.0580 to −0.0580) | −0.0590 / −0.0580 / −0.0570 | lower |"
-    assert page.count(f"| run once, equal tokens | hard | {told}") == 2 and page.count("| easy | 13 |") == 2
-    assert page.count("| run once, equal FLOPs | easy | 4, 1 | +0.0120 (+0.0120 to +0.0120) |") == 2
+    assert f"| {LOOPED} | {EQUAL} | test | 4, 1 | −0.0580 (−0.0580 to −0.0580) |" in page and "| lower |" in page
+    assert f"| {LOOPED} | {LONGER} | test | 4, 1 | +0.0120 (+0.0120 to +0.0120) |" in page and "| higher |" in page
+    assert "| entropy | fixed | test | 2 |" not in page, "no limit has this mean"
+    assert page.count("| +0.2500 / +0.2500 / +0.2500 | 0 % | higher |") == 2 * len(SIMPLE) * (len(MEANS) - 1)
+    assert "| entropy | 3.5 | 4 |" in page and "All rows of the plan were run." in page and "| diverged |" in page
+    parts = {heading: page.split(f"## {heading}")[1].split("\n## ")[0] for heading in ("test: easy", "ood: hard")}
+    assert all(f"| {LOOPED} | {EQUAL} |" in part and "4, 1 | −0.0580" in part for part in parts.values())
+    assert "documents, 13 of them" in page
 
 
 def test_thirds_are_those_that_layers_run_once_find_easy_and_hard() -> None:
@@ -128,7 +126,7 @@ def test_a_run_that_diverged_is_told_in_the_grid_and_fails_behind_it(monkeypatch
         raise ValueError("update 9: loss nan: not finite 11 times in a row")
 
     monkeypatch.setattr("experiments.trained.train_once", diverges)
-    given: dict[str, Any] = {"places": PLACES, "count": 1, "choosing": 1, "changes": ()}
+    given: dict[str, Any] = {"data": "data", "runs": "runs", "passages": 1, "choosing": 1, "extra": ()}
     row = json.loads(as_line(carry_out(Row(GRID, LOOPED, 1e-3, 0), **given)))
     assert "not finite" in row["diverged"] and best_rates([row], (1e-3,)) == {LOOPED: 1e-3}
     with pytest.raises(ValueError, match="not finite"):

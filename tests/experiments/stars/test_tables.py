@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from experiments.stars.plan import GROUPS, brief_changes, brief_distributions, brief_norms, brief_static, brief_weights, paths
-from experiments.stars.tables import PAIRS, SHOWN, draw_forms, on_and_off, page, read, shared
+from experiments.stars.tables import COMPARED, PAIRS, SHOWN, draw_forms, read, shared
+from experiments.tables import points_table
 
 ROWS = Path(__file__).parents[3] / "experiments/results/stars/runs.jsonl"
 
@@ -28,27 +29,22 @@ def test_only_seeds_that_both_have_are_paired() -> None:
 
 def test_a_difference_has_its_interval_over_seeds() -> None:
     off, on = [made(seed, 0.5) for seed in range(3)], [made(seed, 0.6 + 0.1 * seed, 1e-7) for seed in range(3)]
-    line = on_and_off({"ablation": {"none": off, "penalty": on}}).splitlines()[-1].split(" | ")
-    assert line[0] == "| no other part, finite difference" and line[2:4] == ["50 / 50 / 50", "60 / 70 / 80"]
-    assert line[4] == "−4.84 to +44.8"  # 20 ± 4.303 · 10 / √3
-    assert line[8:10] == ["1e-01 / 1e-01 / 1e-01", "1e-07 / 1e-07 / 1e-07"]
-    assert on_and_off({}) == "No row of this table was run."
-
-
-def test_every_seed_of_every_form_has_its_row() -> None:
-    found = {"ablation": {"none": [made(0, 1.0), made(1, 0.97)]}, "alike": {"penalty, exact": [made(1, 0.25)]}}
-    text = draw_forms(found)
-    assert all(name in text for name in ("off, seed 0", "off, seed 1", "exact products, seed 1"))
-
-
-def test_the_committed_page_is_that_of_the_committed_rows() -> None:
-    assert page(read([str(ROWS)])) == ROWS.with_name("table.md").read_text()
+    line = points_table([("on", "off", on, off[1:])], "exact", COMPARED["exact (%) at depth 1000"]).splitlines()[-1]
+    assert line.split(" | ")[2:] == ["20.00 / 30.00", "25.00 (−38.53 to 88.53)", "undecided |"], "of the seeds that both have"
+    line = points_table([("on", "off", on, off)], "exact", COMPARED["exact (%) at depth 100"]).splitlines()[-1]
+    assert line.split(" | ")[3] == "20.00 (−4.84 to 44.84)"  # 20 ± 4.303 · 10 / √3
 
 
 def test_the_pairs_are_rows_of_the_study() -> None:
     found = read([str(ROWS)])
     for off, on in PAIRS.values():
         assert shared(found[off[0]][off[1]], found[on[0]][on[1]]) is not None
+
+
+def test_every_seed_of_every_form_has_its_row() -> None:
+    found = {"ablation": {"none": [made(0, 1.0), made(1, 0.97)]}, "alike": {"penalty, exact": [made(1, 0.25)]}}
+    text = draw_forms(found)
+    assert all(name in text for name in ("off, seed 0", "off, seed 1", "exact products, seed 1"))
 
 
 def test_penalties_of_short_runs_stand_beside_the_same_run_without_one() -> None:
