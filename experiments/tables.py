@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from experiments.halting.reading import SIMPLE
@@ -149,7 +150,7 @@ def pair_table(pairs: Iterable[Pair], texts: Sequence[str], depths: Sequence[int
                     low, high = found.over_seeds
                     told = [signed(found.difference, found.low, found.high)]
                     told += [f"{difference(low)} to {difference(high)}" if several else "–", by_seed(found.of_seeds)]
-                    told.append(percent(sum(found.won) / len(found.won), 0))
+                    told.append(percent(fmean(found.won), 0))
                     told.append(found.verdict if several else f"{found.verdict}, one seed")
                     lines.append([first, second, text, ", ".join(map(str, dict.fromkeys(found.depths))), *told])
     head = ["first", "second", "text", "depths", "difference of losses (95 %, documents)", "95 % over seeds", "by seed"]
@@ -167,7 +168,7 @@ def points_table(
         if points:
             low, high = over_seeds(points)
             verdict = ("decided" if low > 0 or high < 0 else "undecided") if len(points) > 1 else "one seed"
-            mean = f"{number(sum(points) / len(points), 2)} ({number(low, 2)} to {number(high, 2)})"
+            mean = f"{number(fmean(points), 2)} ({number(low, 2)} to {number(high, 2)})"
             lines.append([first, second, " / ".join(number(each, 2) for each in points), mean, verdict])
     return table(["first", "second", f"{what}, by seed", "mean (95 % over seeds)", ""], lines)
 

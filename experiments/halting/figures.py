@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 from experiments.halting.shown import SHOWN, Shown
@@ -77,4 +78,4 @@ def by_depth(name: str, seeds: Seeds, shown: Shown) -> Callable[[Axes], None]:
 def over(seeds: Seeds, values: Callable[[Mapping[str, Any]], Sequence[float]], places: Sequence[int]) -> list[float]:
     """Returns the means over seeds of some entries of a list."""
     lists = [values(seed) for seed in seeds]
-    return [sum(each[place] for each in lists) / len(lists) for place in places]
+    return [fmean(each[place] for each in lists) for place in places]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 from experiments.halting.reading import SIMPLE
 
@@ -32,7 +33,7 @@ class Shown:
 
 def mean(values: Sequence[float]) -> float:
     """Returns the mean."""
-    return sum(values) / len(values)
+    return fmean(values)
 
 
 def percent(values: Sequence[float | None]) -> str:

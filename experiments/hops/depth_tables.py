@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from statistics import fmean
 
 from experiments.hops.reading import TRAINED, at_depth, deepest, last_valid, rate
 from experiments.pages import Result, by_label
@@ -16,7 +17,7 @@ def models(found: Iterable[Result], *groups: str) -> dict[str, list[Result]]:
 
 def trained_mean(result: Result, depth: int) -> float:
     """Returns exact match in the mean of all trained numbers of hops or swaps, at a depth."""
-    return sum(at_depth(result, hops, depth) for hops in TRAINED) / len(TRAINED)
+    return fmean(at_depth(result, hops, depth) for hops in TRAINED)
 
 
 def swaps_by_rate(found: Iterable[Result], arm: str) -> dict[float, list[Result]]:
@@ -36,4 +37,4 @@ def exit_means(runs: Sequence[Result], rule: str, group: str, limit: str | None 
     """Returns mean steps and exact match of a group under a rule, over seeds; at most the deepest trained steps where no limit is
     given."""
     found = [run["exits"][limit or str(deepest(run))][rule][group] for run in runs]
-    return sum(steps for steps, _ in found) / len(found), sum(exact for _, exact in found) / len(found)
+    return fmean(steps for steps, _ in found), fmean(exact for _, exact in found)

@@ -6,6 +6,7 @@ Of chains a "number of hops" is one of swaps.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from statistics import fmean
 
 from experiments.hops.plan import ARMS, HARDNESS, OWN
 from experiments.pages import Result
@@ -35,7 +36,7 @@ def best_anywhere(result: Result, hops: int) -> float:
 def mean_exact(result: Result) -> float:
     """Returns exact match at the depth that was trained, the mean over the numbers of hops that were."""
     exact = at_own_depth(result)
-    return sum(exact[hops] for hops in TRAINED) / len(TRAINED)
+    return fmean(exact[hops] for hops in TRAINED)
 
 
 def solved_hops(result: Result) -> int:
@@ -56,7 +57,7 @@ def solved_at(result: Result, depth: int) -> int:
 def exact_of(result: Result, group: str, depth: int) -> float:
     """Returns exact match of easy, middle or hard rows, or of those beyond the trained ones, at a depth."""
     found = [at_depth(result, hops, depth) for hops in map(int, result["tests"]) if hops in HARDNESS[group]]
-    return sum(found) / len(found)
+    return fmean(found)
 
 
 def deepest(result: Result) -> int:

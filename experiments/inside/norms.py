@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 from experiments.inside.train_plan import CONTROL, CONTROL_LAYERS, STEPS, Row, written
@@ -40,7 +41,7 @@ class Apart:
     @property
     def mean(self) -> float:
         """The mean over the seeds."""
-        return sum(self.of_seeds) / len(self.of_seeds)
+        return fmean(self.of_seeds)
 
     @property
     def seeds(self) -> tuple[float, float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from statistics import fmean
 
 from experiments.hops.depth_tables import exit_means, models
 from experiments.hops.plan import HARDNESS, SWAPS_OWN
@@ -37,7 +38,7 @@ class Shown:
 
     def lost(self, rule: str, limit: int, hard: str) -> float:
         """Returns how far a rule is behind full depth, in points."""
-        full = sum(exact_of(run, hard, limit) for run in self.runs) / len(self.runs)
+        full = fmean(exact_of(run, hard, limit) for run in self.runs)
         return 100 * (full - self.exact(rule, limit, hard))
 
     def exact(self, rule: str, limit: int, hard: str) -> float:
@@ -95,7 +96,7 @@ def exact(name: str, rule: str, limit: int) -> list[float]:
 
 def full_of(shown: Shown, hard: str, depth: int) -> float:
     """Returns exact match at a fixed depth, mean of the seeds."""
-    return sum(exact_of(run, hard, depth) for run in shown.runs) / len(shown.runs)
+    return fmean(exact_of(run, hard, depth) for run in shown.runs)
 
 
 def full(name: str, depth: int) -> list[float]:
@@ -159,7 +160,7 @@ def with_window() -> list[Shown]:
 
 def one_step_more() -> bool:
     """Whether entropy takes about one step more than there are swaps in the runs with a window that leave."""
-    swaps = [sum(HARDNESS[hard]) / len(HARDNESS[hard]) for hard in TRAINED]
+    swaps = [fmean(HARDNESS[hard]) for hard in TRAINED]
     more = [step - count for each in with_window() if each.works for step, count in zip(steps_by(each, RULE), swaps, strict=True)]
     return {round(each) for each in more} == {1}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
+from statistics import fmean
 
 from experiments.hops.depth_tables import deeper, models, swaps_by_rate, trained_mean
 from experiments.hops.plan import ARMS, RATES, SWAPS_OWN
@@ -67,7 +68,7 @@ def lowest_is_best() -> bool:
     """Whether the lowest rate tried is both arms' own, by seed 0 and by the mean of all seeds."""
     for arm in (LOOPED, PLAIN):
         rates = swaps_by_rate(found(), arm)
-        means = {each: sum(map(last_valid, runs)) / len(runs) for each, runs in rates.items()}
+        means = {each: fmean(map(last_valid, runs)) for each, runs in rates.items()}
         if {next(iter(rates)), min(means, key=lambda each: means[each]), min(rates)} != {SWAPS_OWN}:
             return False
     return True
