@@ -25,13 +25,13 @@ Memory = dict[str, Any]
 class ExitRule:
     """Decides by what is there after a step. Abstract.
 
-    `reads_out` says whether the rule needs the logits of every step; `mixes`, whether a token that leaves is read out by the mean
-    of its states so far, weighted by the model's halting, instead of by its last state; `usual` are limits that cover most models,
-    from those at which tokens leave early to those at which they leave late.
+    `reads_out` says whether the rule needs the logits of every step; `averages_states`, whether a token that leaves is read out by
+    the mean of its states so far, weighted by the model's halting, instead of by its last state; `usual` are limits that cover most
+    models, from those at which tokens leave early to those at which they leave late.
     """
 
     reads_out: bool = False
-    mixes: bool = False
+    averages_states: bool = False
     usual: tuple[float, ...] = ()
 
     def __eq__(self, other: object) -> bool:
@@ -112,7 +112,7 @@ class Act(ExitRule):
         if model.halting.reads == "before":
             kind = model.config.halting["kind"]
             raise ValueError(f"exit: 'act' reads states after their step, and halting {kind!r} before it; allowed: another rule")
-        self.mixes = model.config.coda_layers == 0
+        self.averages_states = model.config.coda_layers == 0
 
     def measure(self, model: LoopedForCausalLM, before: Tensor, after: Tensor, logits: Tensor | None, memory: Memory) -> Tensor:
         memory["sum"] = memory.get("sum", 0) + model.halting.value(after)[..., 0]
@@ -292,7 +292,7 @@ class Lookahead(ExitRule):
 
     def check(self, model: LoopedForCausalLM) -> None:
         self.rule.check(model)
-        self.mixes = self.rule.mixes
+        self.averages_states = self.rule.averages_states
 
     def measure(self, model: LoopedForCausalLM, before: Tensor, after: Tensor, logits: Tensor | None, memory: Memory) -> Tensor:
         now, last = self.rule.measure(model, before, after, logits, memory.setdefault("rule", {})), memory.get("last")
