@@ -15,17 +15,17 @@ import torch
 from torch import Tensor
 
 from loopwright.generation.exit_rules import mean_state
+from loopwright.generation.passes import Passes, mean_read
 from loopwright.generation.rows import EngineStats, HostValues, Running, pinned
 from loopwright.generation.sampling import no_choice, sample
 from loopwright.generation.scores import ranked
 from loopwright.generation.speculation import AUTO, DraftChoice
 from loopwright.model.causal_lm import LoopedForCausalLM
 from loopwright.model.keys.pool import KeyPool, Row
-from loopwright.model.passes import choosable, mixes_states
+from loopwright.model.passes import choosable
 
 if TYPE_CHECKING:
     from loopwright.generation.graphs import TickGraphs
-    from loopwright.generation.passes import Passes
 
 
 class StateHistory:
@@ -59,11 +59,6 @@ class StateHistory:
     def cell(self, depth: int) -> int:
         """Returns the cell of the first token's state after so many steps."""
         return self.row.cell("core", (depth - 1) % self.row.steps)
-
-
-def mean_read(model: LoopedForCausalLM) -> bool:
-    """Returns whether a model answers by the mean of its states, by halting weight."""
-    return mixes_states(model.config.read_out, model.halting)
 
 
 def check_mean_read(model: LoopedForCausalLM, what: str) -> None:

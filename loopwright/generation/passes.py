@@ -8,11 +8,11 @@ depths together.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from loopwright.generation.mixed_depth import StateHistory, mean_read
 from loopwright.generation.rows import Running
 from loopwright.generation.scores import score_prompts
 from loopwright.model.causal_lm import LoopedForCausalLM
@@ -20,9 +20,17 @@ from loopwright.model.keys.pool import KeyPool, Row
 from loopwright.model.keys.rows import PooledRows
 from loopwright.model.parts.part import row_steps
 from loopwright.model.parts.state import signed
-from loopwright.model.passes import Answers, Pass, open_pass
+from loopwright.model.passes import Answers, Pass, mixes_states, open_pass
+
+if TYPE_CHECKING:
+    from loopwright.generation.mixed_depth import StateHistory
 
 Run = Callable[[list[int], Pass], tuple[Tensor, ...]]  # of some of the rows, as a batch [R, T, …]
+
+
+def mean_read(model: LoopedForCausalLM) -> bool:
+    """Returns whether a model answers by the mean of its states, by halting weight."""
+    return mixes_states(model.config.read_out, model.halting)
 
 
 class Passes:

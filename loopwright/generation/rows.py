@@ -106,9 +106,6 @@ class EngineStats:
     ticks: int = 0
     row_steps: int = 0
     token_steps: int = 0  # the steps of earlier tokens that came along included
-    codas: int = 0
-    coda_rows: int = 0
-    preludes: int = 0
     prefill_tokens: int = 0
     admitted: int = 0
     drawn: int = 0  # tokens

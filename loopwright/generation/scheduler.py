@@ -22,13 +22,12 @@ from loopwright.generation.mixed_depth import (
     count_round,
     keep_even,
     leaving,
-    mean_read,
     read_drafts,
     read_histories,
     step_histories,
     verified,
 )
-from loopwright.generation.passes import Passes, prefill
+from loopwright.generation.passes import Passes, mean_read, prefill
 from loopwright.generation.prefix import Prefixes, Weights
 from loopwright.generation.request import Request
 from loopwright.generation.rows import AsyncHostCopy, EngineStats, Running, SampledTokens
@@ -223,7 +222,6 @@ class Scheduler:
             for run in runs:
                 if run.history is not None:
                     run.history.begin(run.offset, self.input[run.slot], self.state[run.slot])
-        self.ran.preludes += 1
         for run in runs:
             run.phase = "core"
 
@@ -316,8 +314,6 @@ class Scheduler:
         reading = row_steps([run.request.options.depth for run in runs], self.token.device)
         read = torch.stack([self._mean(run) for run in runs]) if self.averages_states else self.state[[run.slot for run in runs]]
         logits = self.model.read_out(read, self._pass(runs), reading=reading)
-        self.ran.codas += 1
-        self.ran.coda_rows += len(runs)
         self._draw(runs, logits[:, 0])
 
     def _mean(self, run: Running) -> Tensor:
@@ -327,9 +323,6 @@ class Scheduler:
 
     def _read_captured(self, runs: list[Running], graphs: TickGraphs) -> None:
         ends = [run for run in runs if run.answers_next]
-        if ends or self.pool.layers["coda"]:
-            self.ran.codas += 1
-            self.ran.coda_rows += len(runs)
         for run in runs:
             if run.in_prompt:
                 run.prefilled, run.phase = run.prefilled + 1, "embed"

@@ -96,8 +96,7 @@ class Service:
         return await self._complete(request, chat=False)
 
     async def _complete(self, request: Request, *, chat: bool) -> Any:
-        if self.draining:
-            raise Refusal("the server is shutting down", status=503, code="shutting_down", headers={"retry-after": "10"})
+        self._check_open()
         parsed: ParsedRequest = await self._read(request, lambda body: parse_request(body, chat=chat))
         model = find_model(self.models, parsed.model)
         self.limits.check_choices(max(len(parsed.prompts), 1), parsed.n)
@@ -133,8 +132,7 @@ class Service:
 
     async def view(self, request: Request, view: SiteView) -> Response:
         """Answers a view of a page, computed in a thread when its turn comes, unless the client has disconnected."""
-        if self.draining:
-            raise Refusal("the server is shutting down", status=503, code="shutting_down", headers={"retry-after": "10"})
+        self._check_open()
         fields = await self._read(request, lambda body: read_fields(body, view.fields))
         model = find_model(self.models, fields.get("model"))
         request.scope[RECORD] |= {"model": model.name}
@@ -154,6 +152,10 @@ class Service:
         if request.headers.get("if-none-match") == file.tag:
             return Response(status_code=304, headers=headers)
         return Response(file.content, headers=headers)
+
+    def _check_open(self) -> None:
+        if self.draining:
+            raise Refusal("the server is shutting down", status=503, code="shutting_down", headers={"retry-after": "10"})
 
     async def _read(self, request: Request, parse: Any) -> Any:
         try:

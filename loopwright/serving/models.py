@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any, TypeVar
 
 from loopwright.confined import LimitError, LocalTokenizer
@@ -59,10 +60,10 @@ class ServedModel:
         context = max_tokens if config.positions == "none" else config.max_position_embeddings
         self.max_model_len = min(context, max_tokens)
         self.created = int(time.time())
-        self._decode = text_of(tokenizer)
-        self._spell = text_of(tokenizer, skip=False)
-        self._texts: dict[int, str] = {}
-        self._spelt: dict[int, str] = {}
+        decode, spell = text_of(tokenizer), text_of(tokenizer, skip=False)
+        self._decode = decode
+        self._text = cache(lambda token: decode([token]))  # every stream asks for those of single tokens again
+        self.word = cache(lambda token: spell([token]))  # the text of one token, of a control word too
         self.seconds = 1.0  # that a request took of late
 
     def _deepest(self, config: Any, limits: ServerLimits) -> int:
@@ -117,18 +118,8 @@ class ServedModel:
         return ids
 
     def decode(self, ids: list[int]) -> str:
-        """Returns the text of tokens without control words. That of single tokens is kept: every stream asks for it again."""
-        if len(ids) != 1:
-            return self._decode(ids)
-        if ids[0] not in self._texts:
-            self._texts[ids[0]] = self._decode(ids)
-        return self._texts[ids[0]]
-
-    def word(self, token: int) -> str:
-        """Returns the text of one token, of a control word too, and keeps it."""
-        if token not in self._spelt:
-            self._spelt[token] = self._spell([token])
-        return self._spelt[token]
+        """Returns the text of tokens without control words."""
+        return self._text(ids[0]) if len(ids) == 1 else self._decode(ids)
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         """Returns the token ids of a text; `special` adds those that open or close one."""

@@ -11,7 +11,7 @@ import torch
 import loopwright as lw
 from loopwright.generation.constraints import ConstrainedVocabulary
 from loopwright.generation.exit_rules import ExitRule, build_exit, mean_state
-from loopwright.generation.mixed_depth import mean_read
+from loopwright.generation.passes import mean_read
 from loopwright.generation.request import Request, RequestOptions
 from loopwright.generation.sampling import GrammarEnd, HashedDraws, Sampling, TokenCounts, sample
 from loopwright.generation.scheduler import Scheduler
