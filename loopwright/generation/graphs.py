@@ -123,14 +123,14 @@ class TickGraphs:
     def _numbers(self, stack: str, runs: Sequence[tuple[Running, int]]) -> list[tuple[int, ...]]:
         """Returns what the device is told for one part, a line for each number and a column for each row."""
         columns: dict[int, list[int]] = {}
-        layers, own, cells = self.pool.layers[stack], self.model.state.seed, self.pool.cells
+        layers, model_seed, cells = self.pool.layers[stack], self.model.state.seed, self.pool.cells
         nobody = cells[self.pool.input_stack].count, cells["core"].count
         for run, group in runs:
             row, offset, options = run.row, run.offset, run.request.options
             if layers:
                 row.place(stack, group, offset, 1)
             given = options.prompt[offset] if run.in_prompt else -1
-            seed = signed(own if options.state_seed is None else options.state_seed)
+            seed = signed(model_seed if options.state_seed is None else options.state_seed)
             kept = nobody
             if run.history is not None:  # a start state stands before the first step
                 kept = (run.history.input_cell + offset, run.history.cell(0 if stack == "prelude" else run.t + 1) + offset)
@@ -203,8 +203,8 @@ class CapturedTick:
         self.numbers = numbers.to(graphs.device, copy=True)
 
         def run() -> None:
-            for stack, told in zip(parts, self.numbers, strict=True):
-                graphs.run(stack, told, reach, keeps=keeps)
+            for stack, stack_numbers in zip(parts, self.numbers, strict=True):
+                graphs.run(stack, stack_numbers, reach, keeps=keeps)
 
         self._run: Callable[[], None] = run
         self.numbers[:, ACTIVE] = 0  # nobody takes part, and keys are written where the next run writes them again
@@ -370,14 +370,14 @@ class PassGraphs(Passes):
 
     def _run(
         self, stack: str, rows: Sequence[Row], first: Sequence[int], lengths: Sequence[int], groups: Sequence[int],
-        told: Sequence[tuple[int, int, int]], given: Sequence[Sequence[Tensor]] | None = None,
+        sources: Sequence[tuple[int, int, int]], given: Sequence[Sequence[Tensor]] | None = None,
     ) -> tuple[list[Tensor], ...]:  # fmt: skip
         length = 1 << (max(lengths) - 1).bit_length()
         end = max(a + count for a, count in zip(first, lengths, strict=True))
         fitting = min(self.rows, 1 << (len(rows) - 1).bit_length())
         shape = fitting, length, max(SHORTEST, length, 1 << (end - 1).bit_length())
         columns = []
-        for row, a, count, group, numbers in zip(rows, first, lengths, groups, told, strict=True):
+        for row, a, count, group, numbers in zip(rows, first, lengths, groups, sources, strict=True):
             if self.pool.layers[stack]:
                 row.place(stack, group, a, count)
             columns.append([*range(a, a + count), *[a + count - 1] * (length - count), row.cell(stack, group), group, *numbers])

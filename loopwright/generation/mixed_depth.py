@@ -273,22 +273,23 @@ def verified(runs: Sequence[Running], logits: Sequence[Tensor]) -> Iterator[tupl
     The drafts up to the first that differs are what plain decoding draws: a draw depends on seed and position alone. Keys of the
     others are dropped. The device is waited for once.
     """
-    every, draws, seen, grammars = torch.cat(list(logits)), [], [], []
-    for run, own in zip(runs, logits, strict=True):
+    all_logits, draws, seen, grammars = torch.cat(list(logits)), [], [], []
+    for run, row_logits in zip(runs, logits, strict=True):
         ids = _ids(run)
-        draws += [run.request.options.draw(run.drawn + i) for i in range(len(own))]
-        seen += [None if run.counts is None else run.counts.after(ids[:i]) for i in range(len(own))]
-        grammars += [None if run.grammar is None else run.grammar.after(ids[:i]) for i in range(len(own))]
-    tokens = sample(every, draws, seen, grammars)
+        draws += [run.request.options.draw(run.drawn + i) for i in range(len(row_logits))]
+        seen += [None if run.counts is None else run.counts.after(ids[:i]) for i in range(len(row_logits))]
+        grammars += [None if run.grammar is None else run.grammar.after(ids[:i]) for i in range(len(row_logits))]
+    tokens = sample(all_logits, draws, seen, grammars)
     drafts = torch.stack([token for run in runs for token in run.drafts])
-    values = torch.cat([tokens, choosable(every), drafts]).tolist()
-    drawn, usable, drafted = values[: len(every)], values[len(every) : 2 * len(every)], iter(values[2 * len(every) :])
+    values = torch.cat([tokens, choosable(all_logits), drafts]).tolist()
+    total = len(all_logits)
+    drawn, usable, drafted = values[:total], values[total : 2 * total], iter(values[2 * total :])
     a = 0
-    for run, own in zip(runs, logits, strict=True):
+    for run, row_logits in zip(runs, logits, strict=True):
         count = 1 + _agreeing(list(islice(drafted, len(run.drafts))), drawn[a:])
         run.row.crop(run.base + count)
-        yield run, tokens[a : a + count], own[:count], HostValues(drawn[a : a + count], usable[a : a + count])
-        a += len(own)
+        yield run, tokens[a : a + count], row_logits[:count], HostValues(drawn[a : a + count], usable[a : a + count])
+        a += len(row_logits)
 
 
 def _agreeing(drafted: Sequence[int], drawn: Sequence[int]) -> int:

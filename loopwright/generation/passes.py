@@ -188,10 +188,10 @@ def _mixed_depth(passes: Passes, runs: list[Running], count: int, steps: int, ke
     rows, first, e, start = _enter(passes, runs, count)
     coda = bool(passes.pool.layers["coda"])
     for t, s in enumerate(passes.unroll(rows, first, start, e, steps)):
-        for run, own in zip(runs, s, strict=True):
+        for run, states in zip(runs, s, strict=True):
             if coda:
                 assert run.history is not None
-                run.history.keep(t, run.prefilled, own)
+                run.history.keep(t, run.prefilled, states)
         # the last reading as a plain prefill makes it; the others are filled when a token asks, unless keys are copied there
         scored = t + 1 == steps and any(run.request.options.prompt_logprobs for run in runs)
         if scored or (coda and (keys == "copy" or t + 1 == steps)):

@@ -173,8 +173,8 @@ def can_decode(batch: ReadRows) -> bool:
     answers in the place of the questions."""
     asked = batch.labels[:, 1:] != IGNORED
     begins = asked & ~torch.nn.functional.pad(asked[:, :-1], (1, 0))
-    own = (batch.labels == batch.input_ids)[:, 1:] | ~asked
-    return batch.segment_ids is None and bool((begins.sum(1) == 1).all() & own.all())
+    from_rows = (batch.labels == batch.input_ids)[:, 1:] | ~asked
+    return batch.segment_ids is None and bool((begins.sum(1) == 1).all() & from_rows.all())
 
 
 def decode_exact(

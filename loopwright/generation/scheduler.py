@@ -266,19 +266,19 @@ class Scheduler:
             return
         graphs = self.graphs
         known = {} if graphs is None else {run: graphs.logits[run.slot] for run in runs if run in read}
-        found, others = leaving(self.passes, runs, known)
-        gone = [*found, *others]
+        logits_of, others = leaving(self.passes, runs, known)
+        leavers = [*logits_of, *others]
         if graphs is not None:
-            self._draw_captured([run for run in found if run in known], graphs)
+            self._draw_captured([run for run in logits_of if run in known], graphs)
             alone = [run for run in others if run in stepped and graphs.can_read(run, run.t)]
             graphs.launch([], [], [(run, run.t) for run in alone])  # all else that the tick has read is drawn
             self._draw_captured(alone, graphs)
             others = [run for run in others if run not in alone]
-        rest = {run: logits[None] for run, logits in found.items() if run not in known}
+        rest = {run: logits[None] for run, logits in logits_of.items() if run not in known}
         rest.update(read_histories(self.passes, others, lambda run: 1))
         if rest:
             self._draw(list(rest), torch.cat(list(rest.values())))
-        for run in gone:
+        for run in leavers:
             keep_even(self.pool, run)
 
     def _verify(self, runs: list[Running], read: set[Running]) -> None:

@@ -180,9 +180,9 @@ class ServedRequest:
 
         self.answers: list[Answer] = []
         lengths = [model.new_tokens(parsed, prompt) for prompt in prompts]  # every refusal comes before any work
-        told = sum(lengths) + (sum(map(len, prompts)) if parsed.echo else 0)
-        model.limits.check_told(told * parsed.n, parsed.told, "step_tokens" if parsed.logprobs is None else "logprobs")
-        self._turn = max(1, SHAPED // parsed.told) if parsed.told else sys.maxsize
+        tokens = sum(lengths) + (sum(map(len, prompts)) if parsed.echo else 0)
+        model.limits.check_reported(tokens * parsed.n, parsed.reported, "step_tokens" if parsed.logprobs is None else "logprobs")
+        self._turn = max(1, SHAPED // parsed.reported) if parsed.reported else sys.maxsize
         try:
             for prompt, length in zip(prompts, lengths, strict=True):
                 for choice in range(parsed.n):

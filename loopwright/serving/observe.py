@@ -76,11 +76,11 @@ class LogLines(logging.Handler):
 
     def __init__(self, write: Callable[[dict[str, Any]], object]) -> None:
         super().__init__(logging.ERROR)
-        self.own = write
+        self.hand_over = write
 
     def emit(self, record: logging.LogRecord) -> None:
         """Writes one record, its traceback included."""
-        self.own({"time": _now(), "level": record.levelname.lower(), "message": self.format(record)})
+        self.hand_over({"time": _now(), "level": record.levelname.lower(), "message": self.format(record)})
 
     def take(self, *names: str) -> None:
         """Becomes the one handler of these loggers. What is below an error, such as bytes that are no HTTP, is not worth a line."""
@@ -155,7 +155,7 @@ class Metrics:
         self.whole = seconds("request", "From the request to the end of its answer")
 
     def count(self, job: ServedRequest, seconds: float) -> None:
-        """Counts a job that has ended, or whose client has gone."""
+        """Counts a job that has ended, or whose client has disconnected."""
         name, usage = job.model.name, job.usage
         self.prompt_tokens.labels(name).inc(usage["prompt_tokens"])
         self.tokens.labels(name).inc(usage["completion_tokens"])

@@ -19,7 +19,7 @@ from loopwright.schema import is_number, is_whole, refuse_unknown
 from loopwright.untrusted import NotPlainError, parse_json, shown
 
 LONGEST_LINE, LONGEST_NAME = 1000, 100  # characters of a message and of a field in it; hostile requests hold longer names
-MOST_TOLD = 2**19  # words beside the tokens of one answer: about 30 MB of JSON
+MOST_REPORTED = 2**19  # words beside the tokens of one answer: about 30 MB of JSON
 KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 MOST_TOP = 20  # likeliest tokens beside each, as OpenAI has it
 MOST_STOPS, LONGEST_STOP, MOST_BIASES, LARGEST_BIAS = 16, 200, 1024, 100
@@ -88,12 +88,12 @@ class ServerLimits:
                 f"{field}: {count:,} is more than {self.new_tokens:,}, this server's limit (--max-new-tokens)", param=field
             )
 
-    def check_told(self, tokens: int, words: int, field: str) -> None:
+    def check_reported(self, tokens: int, words: int, field: str) -> None:
         """Refuses an answer that would tell of too many likeliest tokens: all of it is kept until it is sent."""
-        if tokens * words > MOST_TOLD:
+        if tokens * words > MOST_REPORTED:
             raise Refusal(
-                f"{field}: {tokens:,} tokens of prompts and answers with {words} words each are more than {MOST_TOLD:,}; ask for "
-                "fewer likeliest tokens, or send fewer prompts",
+                f"{field}: {tokens:,} tokens of prompts and answers with {words} words each are more than {MOST_REPORTED:,}; ask "
+                "for fewer likeliest tokens, or send fewer prompts",
                 param=field,
             )  # fmt: skip
 
@@ -381,8 +381,8 @@ class ParsedRequest:
     form_field: str = "structured_outputs"  # the one that gives the answer a form, for messages
 
     @property
-    def told(self) -> int:
-        """The words that are told beside each token: the likeliest ones, and those of each step."""
+    def reported(self) -> int:
+        """The words that are reported beside each token: the likeliest ones, and those of each step."""
         scored = 0 if self.logprobs is None else 1 + self.logprobs
         return scored + self.options.get("step_tokens", 0) * self.options.get("depth", 1)
 

@@ -300,7 +300,7 @@ def test_a_stream_of_parts_is_the_whole(model: ServedModel, monkeypatch: pytest.
 
 
 def test_an_answer_of_too_many_words_is_refused_before_any_work(model: ServedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("loopwright.serving.schema.MOST_TOLD", 700)
+    monkeypatch.setattr("loopwright.serving.schema.MOST_REPORTED", 700)
     run(model, **LONG | {"prompt": [[2] * 58] * 2})  # (58 + 6) × 2 × 5 = 640
     for field, body in (("logprobs", {"n": 2}), ("step_tokens", {"step_tokens": 20, "depth": 4, "logprobs": None})):
         with pytest.raises(Refusal, match=rf"^{field}: \d+ tokens of prompts and answers with \d+ words each are more than 700;"):
