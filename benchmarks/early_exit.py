@@ -34,12 +34,12 @@ class Decoding:
         longest = max(map(len, prompts)) + new
         readings = depth if options.get("exit") is not None else 1 + len(draft_depths(depth))
         self.scheduler = Scheduler(model, rows=rows, tokens=rows * longest, depth=depth, readings=readings)
-        self.wishes = [RequestOptions(tuple(prompt), depth, new, **options) for prompt in prompts]
+        self.options = [RequestOptions(tuple(prompt), depth, new, **options) for prompt in prompts]
 
     @torch.no_grad()
     def __call__(self) -> Served:
         """Returns what decoding gave and cost."""
-        scheduler, requests = self.scheduler, [Request(wish) for wish in self.wishes]
+        scheduler, requests = self.scheduler, [Request(options) for options in self.options]
         scheduler.prefixes.forget()  # else a prompt would be run once only
         scheduler.choices.clear()
         scheduler.ran = EngineStats()

@@ -168,7 +168,7 @@ class Queue:
     def steps_asked(self) -> int:
         """The steps of all tokens that were drawn; those of prompts are not among them."""
         drawn = {run.request: run.drawn for run in self.scheduler.running}
-        return sum(request.wish.depth * drawn.get(request, len(request.tokens)) for request in self.requests)
+        return sum(request.options.depth * drawn.get(request, len(request.tokens)) for request in self.requests)
 
 
 def lockstep_batch(model: lw.LoopedForCausalLM, ids: torch.Tensor, new: int) -> Callable[[], object]:

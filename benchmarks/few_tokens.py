@@ -14,7 +14,7 @@ import torch
 import loopwright as lw
 from benchmarks.pairs import compare, no_options, report
 from loopwright.generation.graphs import SHORTEST, PassGraphs
-from loopwright.generation.trail import Trail
+from loopwright.generation.mixed_depth import StateHistory
 from loopwright.model.keys.pool import KeyPool
 
 KEYS = 200  # before the new tokens
@@ -39,11 +39,11 @@ def captured(model: lw.LoopedForCausalLM, kind: type[PassGraphs], rows: int, len
     capacity = KEYS + length
     pool = KeyPool(model.config, rows * capacity, model.lm_head.weight, depth=1)
     held = [pool.admit(capacity, 1, (1,)) for _ in range(rows)]
-    trails = [Trail(pool, row) for row in held if row is not None]
+    histories = [StateHistory(pool, row) for row in held if row is not None]
     passes = kind(model, pool, rows)
-    for trail in trails:
-        trail.row.place("core", 0, 0, KEYS)
-    passes.step_trails(trails, [KEYS] * rows, [capacity] * rows, [0] * rows)
+    for history in histories:
+        history.row.place("core", 0, 0, KEYS)
+    passes.step_histories(histories, [KEYS] * rows, [capacity] * rows, [0] * rows)
     graph = passes.passes["core", True, rows, length, SHORTEST].graph
     assert graph is not None and (kind is PlainPasses or passes.fused[rows, length, SHORTEST] is not None)
 

@@ -29,7 +29,7 @@ from loopwright.evaluation.tasks import Asking, TaskEvaluation, TaskReport, task
 from loopwright.evaluation.text import HeldOut, Passages, held_out, passage_length, read_passages
 from loopwright.generation.exit_rules import write_exit
 from loopwright.generation.readings import can_decode, check_depths
-from loopwright.generation.stream import check_seeded
+from loopwright.generation.sampling import check_seeded
 from loopwright.model.causal_lm import LoopedForCausalLM
 from loopwright.model.config import LoopedConfig
 from loopwright.model.parts.state import started_at

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import loopwright as lw
-from loopwright.generation.stream import checked_seed
+from loopwright.generation.sampling import checked_seed
 from loopwright.parts import (
     Adapter,
     DepthRule,

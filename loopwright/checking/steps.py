@@ -18,9 +18,10 @@ from torch import Tensor
 
 from loopwright.checking.probes import DEPTH_NAMES, STATE_NAMES, WIDTH_NAMES, NotOfferedError, Probe, Tally, Verdict
 from loopwright.generation.exit_rules import ExitRule, Memory, Never
+from loopwright.generation.mixed_depth import check_mean_read
+from loopwright.generation.passes import mean_read
 from loopwright.generation.request import Request, RequestOptions, Result
 from loopwright.generation.scheduler import Scheduler
-from loopwright.generation.trail import check_mean_read, mean_read
 from loopwright.model.causal_lm import LoopedForCausalLM
 from loopwright.model.keys.cache import LoopCache
 from loopwright.model.passes import Answers, rules_of

@@ -27,7 +27,7 @@ from loopwright.commands.console import console, open_model, open_tokenizer, pro
 from loopwright.commands.device import find_device, find_dtype
 from loopwright.confined import token_ids
 from loopwright.data.build import build_data
-from loopwright.generation.stream import check_seeded
+from loopwright.generation.sampling import check_seeded
 from loopwright.metrics.score import IGNORED
 from loopwright.model.causal_lm import LoopedForCausalLM
 from loopwright.model.parts.state import started_at

@@ -19,8 +19,8 @@ from loopwright.errors import one_line
 from loopwright.generation.engine import Engine
 from loopwright.generation.exit_rules import parse_exit
 from loopwright.generation.generation_config import new_tokens
-from loopwright.generation.sampling import Sampling
-from loopwright.generation.stream import Statistics, TextPieces, checked_seed, encode_chat
+from loopwright.generation.sampling import Sampling, checked_seed
+from loopwright.generation.stream import Statistics, TextPieces, encode_chat
 from loopwright.model.causal_lm import LoopedForCausalLM
 from loopwright.process import fitting_threads, say, second_ends_at_once, stream_out
 from loopwright.schema import check_whole, suggest

@@ -11,12 +11,11 @@ from loopwright.checkpoints.source import Source
 from loopwright.commands.console import console, open_model, open_tokenizer, probed, tell_wait
 from loopwright.commands.device import find_device, find_dtype
 from loopwright.generation.constraints import ConstrainedVocabulary, parse_constraint
-from loopwright.generation.engine import stream_uneven
 from loopwright.generation.exit_rules import parse_exit
 from loopwright.generation.generation_config import end_tokens, settled
 from loopwright.generation.readings import StepGuess, next_token_by_depth
-from loopwright.generation.sampling import Sampling
-from loopwright.generation.stream import checked_seed, encode, encode_chat, stream
+from loopwright.generation.sampling import Sampling, checked_seed
+from loopwright.generation.stream import encode, encode_chat, stream, stream_mixed
 from loopwright.process import fitting_threads, say, stream_out
 from loopwright.schema import check_whole
 
@@ -84,7 +83,7 @@ def generate(
                 limit = None if form is None else vocabulary.constraint(form, end_tokens(model, words))
                 statistics = stream(model, words, ids, **options, constraint=limit)
             else:
-                statistics, saved = stream_uneven(model, words, ids, **options, exit=rule, draft_depth=draft_depth, constrain=form)
+                statistics, saved = stream_mixed(model, words, ids, **options, exit=rule, draft_depth=draft_depth, constrain=form)
             print(flush=True)
             if saved is not None:
                 say(f"[{saved}]")

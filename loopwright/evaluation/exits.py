@@ -390,7 +390,7 @@ def read_steps(
         model.train(training)
     measured = {name: torch.cat([part.measured[name] for part in parts], 1) for name in rules}
     losses, right = (torch.cat([getattr(part, name) for part in parts], 1) for name in ("losses", "right"))
-    mixing = [name for name, rule in rules.items() if rule.mixes]
+    mixing = [name for name, rule in rules.items() if rule.averages_states]
     mixed = {
         name: (torch.cat([p.mixed[name][0] for p in parts], 1), torch.cat([p.mixed[name][1] for p in parts], 1)) for name in mixing
     }
@@ -405,7 +405,7 @@ def _read_batch(model: LoopedForCausalLM, places: Tensor, batch: Batch, rules: M
     e, p = model.embed(batch.input_ids, attention_mask=batch.attention_mask, segment_ids=batch.segment_ids)
     start = model.start_state(e, p)
     before, states, scores = start[:, :-1][asked], [], []
-    mixing = [name for name, rule in rules.items() if rule.mixes]
+    mixing = [name for name, rule in rules.items() if rule.averages_states]
     mixed: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in mixing}
     measured: dict[str, list[Tensor]] = {name: [] for name in rules}
     memories: dict[str, Memory] = {name: {} for name in rules}

@@ -1,14 +1,10 @@
-"""Engine: requests in, tokens out as they come. One thread works while there is something to do, and none afterwards.
-
-One request from prompt to streamed text, through an engine of one row: what early exits and drafts need.
-"""
+"""Engine: requests in, tokens out as they come. One thread works while there is something to do, and none afterwards."""
 
 from __future__ import annotations
 
 import atexit
 import secrets
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
@@ -21,17 +17,17 @@ from transformers import PreTrainedTokenizerBase
 
 from loopwright.confined import token_ids
 from loopwright.generation.constraints import ConstrainedVocabulary, Constraint
+from loopwright.generation.detokenise import text_of
 from loopwright.generation.exit_rules import ExitRule, build_exit
 from loopwright.generation.generation_config import check_offered, end_tokens, least_tokens, new_tokens, settled, stop_strings
+from loopwright.generation.mixed_depth import check_mean_read
 from loopwright.generation.readings import sees_future
 from loopwright.generation.request import Request, RequestOptions, Result
-from loopwright.generation.sampling import Sampling, checked_whole
+from loopwright.generation.sampling import Sampling, checked_seed, checked_whole
 from loopwright.generation.scheduler import EngineStats, Scheduler
-from loopwright.generation.speculation import AUTO, MOST_TOKENS, draft_depths
-from loopwright.generation.stream import NEW_TOKENS, Statistics, TextPieces, checked_seed, context_left, text_of
-from loopwright.generation.trail import check_mean_read
+from loopwright.generation.speculation import AUTO, MOST_TOKENS
 from loopwright.model.causal_lm import READS_FUTURE, LoopedForCausalLM
-from loopwright.schema import shown
+from loopwright.schema import check_whole, is_whole, shown
 
 DRAFT_TOKENS = 4  # that one verification covers, where nothing is said
 PROBED = 16  # tokens by which a model is asked whether it reads the future
@@ -76,8 +72,7 @@ class Engine:
         if tokenizer is not None and not isinstance(tokenizer, PreTrainedTokenizerBase):
             raise ValueError(f"engine: tokenizer is {shown(tokenizer)}; give a loaded one, such as lw.tokenizer(...) returns")
         for name, value in numbers.items():
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name} must be a whole number >= 1 (got {value!r})")
+            check_whole(name, value, 1)
         ids = torch.arange(min(PROBED, model.config.max_position_embeddings), device=model.device) % model.config.vocab_size
         if sees_future(model, ids[None], depth):
             raise ValueError(f"engine: {READS_FUTURE}")
@@ -174,7 +169,7 @@ class Engine:
         strings, tokens = self._endings(stop, eos)
         # a form says itself where an answer ends
         least = least_tokens(self.model, len(ids)) if min_new_tokens is None and constrain is None else 0
-        wish = RequestOptions(
+        options = RequestOptions(
             ids, self.model.config.check_depth(depth), length, sampling,
             _fresh_seed(sampling) if seed is None else checked_whole(seed),
             None if state_seed is None else checked_whole(checked_seed(self.model, state_seed)),
@@ -186,9 +181,9 @@ class Engine:
             constrain if isinstance(constrain, Constraint | None) else self.constraint(constrain, ignore_eos=ignore_eos),
             min_new_tokens or 0, least, eos,
         )  # fmt: skip
-        self._check_uneven(wish, own=exit is None and self._own_exit is not None)
-        self._check_fits(wish)
-        request = Request(wish, self._text_of(tokens, skip_special_tokens), on_done=self._count_done, in_worker=self._in_worker)
+        self._check_mixed(options, own=exit is None and self._own_exit is not None)
+        self._check_fits(options)
+        request = Request(options, self._text_of(tokens, skip_special_tokens), on_done=self._count_done, in_worker=self._in_worker)
         self._queue(request)
         return request
 
@@ -309,13 +304,11 @@ class Engine:
     def _length(self, asked: int | None, prompt_tokens: int) -> int:
         """Returns the longest answer: as asked for, or as the model's generation config says."""
         length = new_tokens(self.model, prompt_tokens, ENGINE_NEW_TOKENS) if asked is None else asked
-        if isinstance(length, bool) or not isinstance(length, int) or length < 1:
-            raise ValueError(f"max_new_tokens must be a whole number >= 1 (got {length!r})")
-        return length
+        return check_whole("max_new_tokens", length, 1)
 
     def _check_token(self, where: str, token: Any) -> None:
         known = self.model.config.vocab_size
-        if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < known:
+        if not is_whole(token, 0, known - 1):
             raise ValueError(f"{where}: token {token!r}; the model knows tokens 0 to {known - 1}")
 
     def _endings(self, stop: str | Iterable[str | int], eos: frozenset[int]) -> tuple[tuple[str, ...], frozenset[int]]:
@@ -340,44 +333,42 @@ class Engine:
         # every step is read out where it is asked what each would say, as under a rule by which no token ever leaves
         return build_exit("never" if exit is None else exit, self.model)
 
-    def _check_uneven(self, wish: RequestOptions, *, own: bool) -> None:
+    def _check_mixed(self, options: RequestOptions, *, own: bool) -> None:
         """Refuses what does not go together; `own`: the rule is that of the model's own read-out, and nobody asked for it."""
-        if own and wish.draft_depth is not None:
+        if own and options.draft_depth is not None:
             raise ValueError("draft_depth: the model itself leaves by exit 'gate'; set read_out 'last' in its config for drafts")
-        if own and wish.prompt_logprobs:
+        if own and options.prompt_logprobs:
             raise ValueError("prompt_logprobs: the model itself leaves by exit 'gate'; give exit 'never' beside it")
-        if wish.uneven:
+        if options.mixed_depth:
             check_mean_read(
-                self.model, "step_tokens" if wish.step_tokens else "exit" if wish.draft_depth is None else "draft_depth"
+                self.model, "step_tokens" if options.step_tokens else "exit" if options.draft_depth is None else "draft_depth"
             )
-        if wish.exit_keys not in ("backfill", "copy"):
-            raise ValueError(f"exit_keys: {wish.exit_keys!r}; allowed: backfill, copy")
-        if wish.exit_keys == "copy" and wish.exit is None:
+        if options.exit_keys not in ("backfill", "copy"):
+            raise ValueError(f"exit_keys: {options.exit_keys!r}; allowed: backfill, copy")
+        if options.exit_keys == "copy" and options.exit is None:
             raise ValueError("exit_keys: 'copy' would change nothing; no exit rule is given")
-        if isinstance(wish.draft_tokens, bool) or not isinstance(wish.draft_tokens, int) or wish.draft_tokens < 2:
-            raise ValueError(f"draft_tokens must be a whole number >= 2 (got {wish.draft_tokens!r})")
-        if wish.draft_depth is None:
+        check_whole("draft_tokens", options.draft_tokens, 2)
+        if options.draft_depth is None:
             return
-        if wish.exit is not None:
-            raise ValueError(f"draft_depth: given with {'step_tokens' if wish.step_tokens else 'exit'}; use one of them")
-        if wish.draft_depth == AUTO and wish.depth > 1:
+        if options.exit is not None:
+            raise ValueError(f"draft_depth: given with {'step_tokens' if options.step_tokens else 'exit'}; use one of them")
+        if options.draft_depth == AUTO and options.depth > 1:
             return
-        whole = isinstance(wish.draft_depth, int) and not isinstance(wish.draft_depth, bool)
-        if not whole or not 1 <= int(wish.draft_depth) < wish.depth:
+        if not is_whole(options.draft_depth, 1, options.depth - 1):
             raise ValueError(
-                f"draft_depth must be 'auto', or a whole number >= 1 and below depth={wish.depth} (got {wish.draft_depth!r})"
+                f"draft_depth must be 'auto', or a whole number >= 1 and below depth={options.depth} (got {options.draft_depth!r})"
             )
 
-    def _check_fits(self, wish: RequestOptions) -> None:
+    def _check_fits(self, options: RequestOptions) -> None:
         config = self.model.config
         if self.model.training:
             raise ValueError("engine: the model is in training mode, where dropout is on; call model.eval() first")
-        if config.positions == "learned" and wish.capacity > config.max_position_embeddings:
+        if config.positions == "learned" and options.capacity > config.max_position_embeddings:
             raise ValueError(
-                f"request: {len(wish.prompt)} prompt tokens and {wish.max_new_tokens} new ones go beyond the learned positions "
-                f"(max_position_embeddings={config.max_position_embeddings})"
+                f"request: {len(options.prompt)} prompt tokens and {options.max_new_tokens} new ones go beyond the learned "
+                f"positions (max_position_embeddings={config.max_position_embeddings})"
             )
-        self._scheduler.pool.check_fits(wish.capacity, wish.depth, len(wish.readings))
+        self._scheduler.pool.check_fits(options.capacity, options.depth, len(options.readings))
 
     def _text_of(self, ends: frozenset[int], skip: bool) -> Callable[[list[int]], str] | None:
         """Returns how the tokens of an answer become its text: without control words, or with all but those that end it."""
@@ -413,17 +404,16 @@ def _plain_ids(prompt: Any) -> list[Any]:
 def _check_least(least: int | None, most: int, *, constrained: bool) -> None:
     if least is None:
         return
-    if isinstance(least, bool) or not isinstance(least, int) or not 0 <= least <= most:
+    if not is_whole(least, 0, most):
         raise ValueError(f"min_new_tokens must be a whole number from 0 to max_new_tokens={most} (got {least!r})")
     if least and constrained:
         raise ValueError("min_new_tokens: given with constrain, which says where the answer ends; keep one")
 
 
 def _check_counts(model: LoopedForCausalLM, priority: int, **counts: int) -> None:
-    if isinstance(priority, bool) or not isinstance(priority, int):
-        raise ValueError(f"priority must be a whole number (got {priority!r})")
+    check_whole("priority", priority)
     for name, value in counts.items():
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= model.config.vocab_size:
+        if not is_whole(value, 0, model.config.vocab_size):
             raise ValueError(f"{name} must be a whole number from 0 to {model.config.vocab_size}, the vocabulary (got {value!r})")
     if counts["step_tokens"] and not model.config.is_looped:
         raise ValueError("step_tokens: a dense model has no steps; leave it out")
@@ -431,49 +421,3 @@ def _check_counts(model: LoopedForCausalLM, priority: int, **counts: int) -> Non
 
 def _fresh_seed(sampling: Sampling) -> int:
     return secrets.randbits(62) if sampling.draws else 0  # torch's own generator is the caller's
-
-
-def stream_uneven(
-    model: LoopedForCausalLM,
-    tokenizer: PreTrainedTokenizerBase,
-    input_ids: Tensor,
-    *,
-    write: Callable[[str], object],
-    max_new_tokens: int | None = None,
-    depth: int | None = None,
-    sampling: Sampling | None = None,
-    seed: int | None = None,
-    state_seed: int | None = None,
-    exit: Mapping[str, Any] | None = None,
-    draft_depth: int | str | None = None,
-    constrain: Mapping[str, Any] | None = None,
-) -> tuple[Statistics, str]:
-    """Generates after `input_ids` [1, T] with an exit rule or drafts; returns the statistics, and what was saved in words."""
-    if max_new_tokens is None:
-        max_new_tokens = new_tokens(model, input_ids.shape[1], NEW_TOKENS)
-    room = context_left(model, input_ids.shape[1])
-    allowed = max_new_tokens if room is None else min(max_new_tokens, room)
-    steps = model.config.check_depth(depth)
-    pieces = TextPieces(tokenizer, write)
-    pieces.put(input_ids.cpu())
-    readings = steps if exit is not None else 1 + len(draft_depths(steps)) if draft_depth == AUTO else 2
-    tokens = input_ids.shape[1] + allowed
-    begin = time.perf_counter()
-    with Engine(model, tokenizer, max_rows=1, max_tokens=tokens, depth=steps, readings=readings) as engine:
-        request = engine.submit(
-            input_ids, depth=depth, max_new_tokens=allowed, seed=seed, state_seed=state_seed, exit=exit, draft_depth=draft_depth,
-            constrain=constrain, **vars(sampling or Sampling()),
-        )  # fmt: skip
-        for token in request:
-            pieces.put(torch.tensor([token]))
-        pieces.end()
-        result, ran = request.result(), engine.ran
-    seconds = time.perf_counter() - begin
-    count = len(result.tokens)
-    context = model.config.max_position_embeddings if count == allowed < max_new_tokens else None
-    if exit is None:
-        depths = draft_depth if draft_depth != AUTO else ", ".join(map(str, sorted({r for r, _ in ran.rounds}))) or "none"
-        saved = f"drafts at depth {depths}: {ran.accepted} of {ran.drafted} held"
-    else:
-        saved = f"exit by {exit['kind']}: {sum(result.depths) / count:.2f} of {steps} steps a token on average"
-    return Statistics(input_ids.shape[1], count, seconds, steps, context), saved

@@ -25,13 +25,13 @@ Memory = dict[str, Any]
 class ExitRule:
     """Decides by what is there after a step. Abstract.
 
-    `reads_out` says whether the rule needs the logits of every step; `mixes`, whether a token that leaves is read out by the mean
-    of its states so far, weighted by the model's halting, instead of by its last state; `usual` are limits that cover most models,
-    from those at which tokens leave early to those at which they leave late.
+    `reads_out` says whether the rule needs the logits of every step; `averages_states`, whether a token that leaves is read out by
+    the mean of its states so far, weighted by the model's halting, instead of by its last state; `usual` are limits that cover most
+    models, from those at which tokens leave early to those at which they leave late.
     """
 
     reads_out: bool = False
-    mixes: bool = False
+    averages_states: bool = False
     usual: tuple[float, ...] = ()
 
     def __eq__(self, other: object) -> bool:
@@ -58,6 +58,15 @@ class ExitRule:
     def leaves(self, model: LoopedForCausalLM, before: Tensor, after: Tensor, logits: Tensor | None, memory: Memory) -> Tensor:
         """Returns which tokens [...] leave now."""
         return self.reached(model, self.measure(model, before, after, logits, memory))
+
+
+class BelowThreshold(ExitRule):
+    """Leaves where the measured number falls below `threshold`. Abstract."""
+
+    threshold: float
+
+    def reached(self, model: LoopedForCausalLM, measured: Tensor) -> Tensor:
+        return measured < self.threshold
 
 
 class Never(ExitRule):
@@ -112,7 +121,7 @@ class Act(ExitRule):
         if model.halting.reads == "before":
             kind = model.config.halting["kind"]
             raise ValueError(f"exit: 'act' reads states after their step, and halting {kind!r} before it; allowed: another rule")
-        self.mixes = model.config.coda_layers == 0
+        self.averages_states = model.config.coda_layers == 0
 
     def measure(self, model: LoopedForCausalLM, before: Tensor, after: Tensor, logits: Tensor | None, memory: Memory) -> Tensor:
         memory["sum"] = memory.get("sum", 0) + model.halting.value(after)[..., 0]
@@ -122,7 +131,7 @@ class Act(ExitRule):
         return measured >= 1 - (model.halting.eps if self.eps is None else self.eps)
 
 
-class Change(ExitRule):
+class Change(BelowThreshold):
     """The state moved by less than `threshold` of its length: ‖s′ − s‖ < threshold · ‖s′‖, one of Huginn's criteria."""
 
     usual: tuple[float, ...] = (1.0, 0.7, 0.5, 0.35, 0.25, 0.18, 0.12, 0.08, 0.05, 0.03, 0.01)
@@ -133,11 +142,8 @@ class Change(ExitRule):
     def measure(self, model: LoopedForCausalLM, before: Tensor, after: Tensor, logits: Tensor | None, memory: Memory) -> Tensor:
         return (after - before).float().norm(dim=-1) / after.float().norm(dim=-1)
 
-    def reached(self, model: LoopedForCausalLM, measured: Tensor) -> Tensor:
-        return measured < self.threshold
 
-
-class Divergence(ExitRule):
+class Divergence(BelowThreshold):
     """The read-out moved by less than `threshold` nats: KL(p_t ‖ p_{t−1}). The first step never leaves."""
 
     reads_out = True
@@ -152,11 +158,8 @@ class Divergence(ExitRule):
         memory["last"] = now
         return now.new_full(now.shape[:-1], math.nan) if last is None else (now.exp() * (now - last)).sum(-1)
 
-    def reached(self, model: LoopedForCausalLM, measured: Tensor) -> Tensor:
-        return measured < self.threshold
 
-
-class Entropy(ExitRule):
+class Entropy(BelowThreshold):
     """The read-out is sure: its entropy is below `threshold` nats."""
 
     reads_out = True
@@ -169,9 +172,6 @@ class Entropy(ExitRule):
         assert logits is not None
         logs = logits.float().log_softmax(-1)
         return -(logs.exp() * logs).sum(-1)
-
-    def reached(self, model: LoopedForCausalLM, measured: Tensor) -> Tensor:
-        return measured < self.threshold
 
 
 class Stable(ExitRule):
@@ -195,7 +195,7 @@ class Stable(ExitRule):
         return measured >= self.count
 
 
-class Kl(ExitRule):
+class Kl(BelowThreshold):
     """Huginn's `kl` (arXiv 2502.05171, public code): KL(p_{t−1} ‖ p_t) is below `threshold` nats, the other way round than
     `divergence`. Before the first step p is uniform, so that a token may leave after it."""
 
@@ -215,9 +215,6 @@ class Kl(ExitRule):
     def log_probabilities(self, logits: Tensor) -> Tensor:
         """Returns log p [..., V] of a read-out."""
         return logits.log_softmax(-1)
-
-    def reached(self, model: LoopedForCausalLM, measured: Tensor) -> Tensor:
-        return measured < self.threshold
 
 
 class MinPKl(Kl):
@@ -292,7 +289,7 @@ class Lookahead(ExitRule):
 
     def check(self, model: LoopedForCausalLM) -> None:
         self.rule.check(model)
-        self.mixes = self.rule.mixes
+        self.averages_states = self.rule.averages_states
 
     def measure(self, model: LoopedForCausalLM, before: Tensor, after: Tensor, logits: Tensor | None, memory: Memory) -> Tensor:
         now, last = self.rule.measure(model, before, after, logits, memory.setdefault("rule", {})), memory.get("last")

@@ -64,8 +64,8 @@ def settled(model: LoopedForCausalLM, asked: Sampling) -> Sampling:
     if draws:
         otherwise = {"temperature": 1.0, "top_k": TOP_K if config.do_sample is True else None}
         for name in ("temperature", "top_k", "top_p", "min_p"):
-            own, given = getattr(asked, name), getattr(config, name)
-            filled[name] = own if own is not None else otherwise.get(name) if given is None else given
+            requested, configured = getattr(asked, name), getattr(config, name)
+            filled[name] = requested if requested is not None else otherwise.get(name) if configured is None else configured
         if filled["temperature"] == 0:
             raise ValueError("generation_config: temperature is 0 where tokens are drawn; set do_sample to false for greedy")
     try:

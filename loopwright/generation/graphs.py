@@ -1,16 +1,15 @@
-"""TickGraphs: what the rows of an engine need of a tick (prelude, one core step, read-out), replayed as one CUDA graph.
+"""What the rows of an engine run, at constant shapes and replayed as CUDA graphs: launched kernel by kernel it waits for the host.
 
-A tick that is launched kernel by kernel waits for the host. A captured one has constant shapes: each of its parts runs every row,
-and a row that takes no part repeats another one, whose keys it writes once more. Which rows take part, where their tokens stand
-and where their keys lie are a few numbers that are copied to the device, without waiting for it. Stacks with a fused form
-(`model/fused/`) run in it, the others as they are. What cannot be captured is run at the same shapes, and that is said once.
+TickGraphs capture what rows need of a tick: prelude, one core step, read-out. Each part runs every row, and a row that takes no
+part repeats another one, whose keys it writes once more. Which rows take part, where their tokens stand and where their keys lie
+are a few numbers that are copied to the device, without waiting for it.
 
-PassGraphs: passes over the next tokens of some rows at constant shapes, replayed as CUDA graphs.
+PassGraphs capture passes over the next tokens of some rows. A shape has a power of two of rows, but no more than the engine has, a
+power of two of tokens in each, and a power of two of keys before them. A row that brings fewer tokens repeats its last one, and a
+row that takes no part repeats the first: both write the same keys once more.
 
-A shape has a power of two of rows, but no more than the engine has, a power of two of tokens in each, and a power of two of keys
-before them. A row that brings fewer tokens repeats its last one, and a row that takes no part repeats the first: both write the
-same keys once more. What cannot be captured is run at the same shapes, and that is said once. Stacks with a fused form
-(`model/fused/`) run in it where a row has few new tokens.
+Stacks with fused kernels run in both, in a pass where a row has few new tokens; the others run as they are. What cannot be captured
+is run at the same shapes, and that is said once.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from loopwright.generation.mixed_depth import StateHistory, misses_none
 from loopwright.generation.passes import Passes
 from loopwright.generation.rows import Running, pinned
-from loopwright.generation.trail import Trail, misses_none
 from loopwright.kernels.sizes import longest_pass
 from loopwright.model.causal_lm import LoopedForCausalLM
 from loopwright.model.keys.pool import KeyPool, Row
@@ -60,14 +59,14 @@ class TickGraphs:
         self.usable = torch.zeros(self.rows, dtype=torch.bool, device=self.device)
         self.ticks: dict[tuple[tuple[str, ...], int, bool], CapturedTick] = {}
         self.fused: dict[int, FusedStacks | None] = {}
-        self.lie: int | None = None  # a number for where the weights lie
+        self.weights_address: int | None = None
         self._begin()
 
-    def refresh(self, lie: int) -> None:
-        """Captures anew where the weights lie elsewhere than before; values that changed in place are seen as they are."""
-        if lie != self.lie:
+    def refresh(self, weights_address: int) -> None:
+        """Captures anew where the weights have moved; values that changed in place are seen as they are."""
+        if weights_address != self.weights_address:
             self._begin()
-            self.lie = lie
+            self.weights_address = weights_address
 
     def play(self, running: Sequence[Running]) -> tuple[set[Running], set[Running]]:
         """Queues what rows need of this tick, and returns those that take a step in it and those of them that are read out.
@@ -79,23 +78,23 @@ class TickGraphs:
         inside = [run for run in running if run.phase in ("embed", "core")]
         embedding = [run for run in inside if run.phase == "embed"]
         stepping = [run for run in inside if run.t < run.steps and misses_none(run)]
-        reading = [(run, run.request.wish.depth) for run in inside if run.trail is None and run.t + 1 >= run.steps]
-        reading += [(run, run.t + 1) for run in stepping if run.trail is not None and self._reads(run, run.t + 1)]
+        reading = [(run, run.request.options.depth) for run in inside if run.history is None and run.t + 1 >= run.steps]
+        reading += [(run, run.t + 1) for run in stepping if run.history is not None and self._reads(run, run.t + 1)]
         if not self.pool.layers["coda"] and not any(run.answers_next for run, _ in reading):
             reading = []  # of tokens inside their prompts only the keys are wanted, and a coda would keep some
         self.launch(embedding, stepping, reading)
         return set(stepping), {run for run, _ in reading}
 
     def _reads(self, run: Running, depth: int) -> bool:
-        """Returns whether the present token of a row with a trail is read out after so many steps, and can be, here."""
+        """Returns whether the present token of a row with a history is read out after so many steps, and can be, here."""
         # a draft is read at its depth, and the last token of a round too where a coda keeps keys of it that the next draft sees
         drafted = depth == run.draft_depth and bool(run.drafting or self.pool.layers["coda"])
-        return (drafted or depth == run.steps or run.request.wish.looks) and self.can_read(run, depth)
+        return (drafted or depth == run.steps or run.request.options.reads_every_step) and self.can_read(run, depth)
 
     def can_read(self, run: Running, depth: int) -> bool:
         """Returns whether a row's present token can be read out alone: no token before it is missing in the coda's reading."""
-        mixes = run.trail is not None and run.trail.mixes
-        return not mixes and (not self.pool.layers["coda"] or run.row.held("coda", run.row.readings.index(depth)) == run.offset)
+        averages = run.history is not None and run.history.averages_states
+        return not averages and (not self.pool.layers["coda"] or run.row.held("coda", run.row.readings.index(depth)) == run.offset)
 
     def launch(self, embedding: Sequence[Running], stepping: Sequence[Running], reading: Sequence[tuple[Running, int]]) -> None:
         """Queues the prelude of the present tokens of some rows, the present step of some, and the read-out of some at a depth."""
@@ -111,7 +110,7 @@ class TickGraphs:
         reach = max(SHORTEST, 1 << max(run.offset for stack in parts for run, _ in groups[stack]).bit_length())
         table = [self._numbers(stack, groups[stack]) for stack in parts]
         numbers = pinned(table, self.device)
-        key = parts, reach, any(run.trail is not None for run in (*embedding, *stepping))
+        key = parts, reach, any(run.history is not None for run in (*embedding, *stepping))
         if key not in self.ticks:
             self.ticks[key] = CapturedTick(self, *key, numbers)
         self.ticks[key].play(numbers)
@@ -124,17 +123,17 @@ class TickGraphs:
     def _numbers(self, stack: str, runs: Sequence[tuple[Running, int]]) -> list[tuple[int, ...]]:
         """Returns what the device is told for one part, a line for each number and a column for each row."""
         columns: dict[int, list[int]] = {}
-        layers, own, cells = self.pool.layers[stack], self.model.state.seed, self.pool.cells
+        layers, model_seed, cells = self.pool.layers[stack], self.model.state.seed, self.pool.cells
         nobody = cells[self.pool.input_stack].count, cells["core"].count
         for run, group in runs:
-            row, offset, wish = run.row, run.offset, run.request.wish
+            row, offset, options = run.row, run.offset, run.request.options
             if layers:
                 row.place(stack, group, offset, 1)
-            given = wish.prompt[offset] if run.in_prompt else -1
-            seed = signed(own if wish.state_seed is None else wish.state_seed)
+            given = options.prompt[offset] if run.in_prompt else -1
+            seed = signed(model_seed if options.state_seed is None else options.state_seed)
             kept = nobody
-            if run.trail is not None:  # a start state stands before the first step
-                kept = (run.trail.input_cell + offset, run.trail.cell(0 if stack == "prelude" else run.t + 1) + offset)
+            if run.history is not None:  # a start state stands before the first step
+                kept = (run.history.input_cell + offset, run.history.cell(0 if stack == "prelude" else run.t + 1) + offset)
             columns[run.slot] = [run.slot, 1, offset, group, row.cell(stack, group), given, seed, *kept]
         shortest = min(columns.values(), key=lambda column: column[POSITION])
         idle = [shortest[SOURCE], 0, *shortest[POSITION:]]
@@ -153,7 +152,7 @@ class TickGraphs:
     # the parts, as they are captured
 
     def run(self, stack: str, numbers: Tensor, reach: int, *, keeps: bool) -> None:
-        """Runs a part as it is captured; `keeps` says that some of its rows have trails."""
+        """Runs a part as it is captured; `keeps` says that some of its rows have histories."""
         p = self.open_pass(stack, numbers, reach)
         if stack == "prelude":
             self._embed(numbers, p, keeps)
@@ -204,8 +203,8 @@ class CapturedTick:
         self.numbers = numbers.to(graphs.device, copy=True)
 
         def run() -> None:
-            for stack, told in zip(parts, self.numbers, strict=True):
-                graphs.run(stack, told, reach, keeps=keeps)
+            for stack, stack_numbers in zip(parts, self.numbers, strict=True):
+                graphs.run(stack, stack_numbers, reach, keeps=keeps)
 
         self._run: Callable[[], None] = run
         self.numbers[:, ACTIVE] = 0  # nobody takes part, and keys are written where the next run writes them again
@@ -294,14 +293,14 @@ class PassGraphs(Passes):
     def __init__(self, model: LoopedForCausalLM, pool: KeyPool, rows: int) -> None:
         super().__init__(model, pool)
         self.rows = rows
-        self.lie: int | None = None  # a number for where the weights lie
+        self.weights_address: int | None = None
         self._begin()
 
-    def refresh(self, lie: int) -> None:
-        """Captures anew where the weights lie elsewhere than before."""
-        if lie != self.lie:
+    def refresh(self, weights_address: int) -> None:
+        """Captures anew where the weights have moved."""
+        if weights_address != self.weights_address:
             self._begin()
-            self.lie = lie
+            self.weights_address = weights_address
 
     def _begin(self) -> None:
         self.passes: dict[tuple[str, bool, int, int, int], CapturedPass] = {}
@@ -344,17 +343,19 @@ class PassGraphs(Passes):
         (y,) = self._run("coda", rows, first, lengths, groups, [(0, 0, 0)] * len(rows), [states])
         return y
 
-    def step_trails(self, trails: Sequence[Trail], first: Sequence[int], ends: Sequence[int], steps: Sequence[int]) -> None:
+    def step_histories(
+        self, histories: Sequence[StateHistory], first: Sequence[int], ends: Sequence[int], steps: Sequence[int]
+    ) -> None:
         """Runs a step of the tokens of each row from `first` to its end, from the states that were kept, and keeps the new ones."""
-        sources = [(0, trail.cell(t), trail.input_cell) for trail, t in zip(trails, steps, strict=True)]
-        self._run("core", [trail.row for trail in trails], first, _lengths(first, ends), steps, sources)
+        sources = [(0, history.cell(t), history.input_cell) for history, t in zip(histories, steps, strict=True)]
+        self._run("core", [history.row for history in histories], first, _lengths(first, ends), steps, sources)
 
-    def read_trails(
-        self, trails: Sequence[Trail], first: Sequence[int], ends: Sequence[int], readings: Sequence[int]
+    def read_histories(
+        self, histories: Sequence[StateHistory], first: Sequence[int], ends: Sequence[int], readings: Sequence[int]
     ) -> list[Tensor]:
         """Returns what the head reads of the kept states of each row's tokens [T, D], as its reading says."""
-        rows = [trail.row for trail in trails]
-        sources = [(0, trail.cell(depth), 0) for trail, depth in zip(trails, readings, strict=True)]
+        rows = [history.row for history in histories]
+        sources = [(0, history.cell(depth), 0) for history, depth in zip(histories, readings, strict=True)]
         (y,) = self._run("coda", rows, first, _lengths(first, ends), self._readings(rows, readings), sources)
         return y
 
@@ -369,14 +370,14 @@ class PassGraphs(Passes):
 
     def _run(
         self, stack: str, rows: Sequence[Row], first: Sequence[int], lengths: Sequence[int], groups: Sequence[int],
-        told: Sequence[tuple[int, int, int]], given: Sequence[Sequence[Tensor]] | None = None,
+        sources: Sequence[tuple[int, int, int]], given: Sequence[Sequence[Tensor]] | None = None,
     ) -> tuple[list[Tensor], ...]:  # fmt: skip
         length = 1 << (max(lengths) - 1).bit_length()
         end = max(a + count for a, count in zip(first, lengths, strict=True))
         fitting = min(self.rows, 1 << (len(rows) - 1).bit_length())
         shape = fitting, length, max(SHORTEST, length, 1 << (end - 1).bit_length())
         columns = []
-        for row, a, count, group, numbers in zip(rows, first, lengths, groups, told, strict=True):
+        for row, a, count, group, numbers in zip(rows, first, lengths, groups, sources, strict=True):
             if self.pool.layers[stack]:
                 row.place(stack, group, a, count)
             columns.append([*range(a, a + count), *[a + count - 1] * (length - count), row.cell(stack, group), group, *numbers])

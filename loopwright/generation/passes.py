@@ -1,29 +1,36 @@
 """Passes: the prelude, a step or the coda over the next tokens of some rows, of each row as many as it brings.
 
 A prompt brings many tokens, an early exit those that left before a step that is needed now, a draft all that wait to be verified.
-What is returned holds until the next pass.
-
-Prompts, in chunks beside the ticks: rows that bring equally many tokens to equal depths go together.
+What is returned holds until the next pass. Prompts go in chunks beside the ticks, rows that bring equally many tokens to equal
+depths together.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from loopwright.generation.rows import Running
 from loopwright.generation.scores import score_prompts
-from loopwright.generation.trail import Trail, mean_read
 from loopwright.model.causal_lm import LoopedForCausalLM
 from loopwright.model.keys.pool import KeyPool, Row
 from loopwright.model.keys.rows import PooledRows
 from loopwright.model.parts.part import row_steps
 from loopwright.model.parts.state import signed
-from loopwright.model.passes import Answers, Pass, open_pass
+from loopwright.model.passes import Answers, Pass, mixes_states, open_pass
+
+if TYPE_CHECKING:
+    from loopwright.generation.mixed_depth import StateHistory
 
 Run = Callable[[list[int], Pass], tuple[Tensor, ...]]  # of some of the rows, as a batch [R, T, …]
+
+
+def mean_read(model: LoopedForCausalLM) -> bool:
+    """Returns whether a model answers by the mean of its states, by halting weight."""
+    return mixes_states(model.config.read_out, model.halting)
 
 
 class Passes:
@@ -33,8 +40,8 @@ class Passes:
         self.model, self.pool = model, pool
         self._last: tuple[object, Pass] | None = None
 
-    def refresh(self, lie: int) -> None:
-        """Is told where the weights lie, by a number: here nothing depends on it."""
+    def refresh(self, weights_address: int) -> None:
+        """Is told the weights' address: here nothing depends on it."""
 
     def embed(
         self, rows: Sequence[Row], first: Sequence[int], ids: Sequence[Sequence[int]], seeds: Sequence[int | None]
@@ -83,20 +90,22 @@ class Passes:
 
         return [y for (y,) in self._by_length(rows, first, list(map(len, states)), run)]
 
-    def step_trails(self, trails: Sequence[Trail], first: Sequence[int], ends: Sequence[int], steps: Sequence[int]) -> None:
+    def step_histories(
+        self, histories: Sequence[StateHistory], first: Sequence[int], ends: Sequence[int], steps: Sequence[int]
+    ) -> None:
         """Runs a step of the tokens of each row from `first` to its end, from the states that were kept, and keeps the new ones."""
-        rows, places = [trail.row for trail in trails], list(zip(trails, first, ends, steps, strict=True))
-        inputs = [trail.inputs[a:end] for trail, a, end, _ in places]
-        states = self.step(rows, first, [trail.states(t, a, end) for trail, a, end, t in places], inputs, steps)
-        for (trail, a, _, t), new in zip(places, states, strict=True):
-            trail.keep(t, a, new)
+        rows, places = [history.row for history in histories], list(zip(histories, first, ends, steps, strict=True))
+        inputs = [history.inputs[a:end] for history, a, end, _ in places]
+        states = self.step(rows, first, [history.states(t, a, end) for history, a, end, t in places], inputs, steps)
+        for (history, a, _, t), new in zip(places, states, strict=True):
+            history.keep(t, a, new)
 
-    def read_trails(
-        self, trails: Sequence[Trail], first: Sequence[int], ends: Sequence[int], readings: Sequence[int]
+    def read_histories(
+        self, histories: Sequence[StateHistory], first: Sequence[int], ends: Sequence[int], readings: Sequence[int]
     ) -> list[Tensor]:
         """Returns what the head reads of the kept states of each row's tokens [T, D], as its reading says."""
-        states = [trail.states(t, a, end) for trail, a, end, t in zip(trails, first, ends, readings, strict=True)]
-        return self.features([trail.row for trail in trails], first, states, readings)
+        states = [history.states(t, a, end) for history, a, end, t in zip(histories, first, ends, readings, strict=True)]
+        return self.features([history.row for history in histories], first, states, readings)
 
     def seeds(self, asked: Sequence[int | None]) -> Tensor | None:
         """Returns the seeds of first states as a tensor, None where all are the model's own."""
@@ -138,22 +147,22 @@ def prefill(passes: Passes, running: Sequence[Running], chunk: int) -> Iterator[
         if run.phase == "prefill" and left > 0:
             count = min(rest, left)
             left -= count
-            keys = None if run.trail is None else run.request.wish.exit_keys
+            keys = None if run.history is None else run.request.options.exit_keys
             groups.setdefault((count, run.steps, count == rest, keys), []).append(run)
     for (count, steps, last, keys), runs in groups.items():
         if keys is None:
             yield runs, count, _even(passes, runs, count, steps, last)
         else:
-            _uneven(passes, runs, count, steps, keys)
+            _mixed_depth(passes, runs, count, steps, keys)
             yield runs, count, None
 
 
 def _even(passes: Passes, runs: list[Running], count: int, steps: int, last: bool) -> Tensor | None:
     rows, first, e, start = _enter(passes, runs, count)
     s = _answering(passes, rows, first, e, start, steps)
-    scored = any(run.request.wish.prompt_logprobs for run in runs)
+    scored = any(run.request.options.prompt_logprobs for run in runs)
     if last or scored or passes.pool.layers["coda"]:  # the coda keeps keys of every token
-        features = passes.features(rows, first, s, [run.request.wish.depth for run in runs])
+        features = passes.features(rows, first, s, [run.request.options.depth for run in runs])
     if scored:
         score_prompts(passes.model, runs, features)
     return passes.model.lm_head(torch.stack([y[-1] for y in features])) if last else None
@@ -174,17 +183,17 @@ def _answering(
     return answers.answering().unbind(0)
 
 
-def _uneven(passes: Passes, runs: list[Running], count: int, steps: int, keys: str) -> None:
+def _mixed_depth(passes: Passes, runs: list[Running], count: int, steps: int, keys: str) -> None:
     """Runs prompt tokens at full depth and keeps their states, for readings that later tokens may ask for."""
     rows, first, e, start = _enter(passes, runs, count)
     coda = bool(passes.pool.layers["coda"])
     for t, s in enumerate(passes.unroll(rows, first, start, e, steps)):
-        for run, own in zip(runs, s, strict=True):
+        for run, states in zip(runs, s, strict=True):
             if coda:
-                assert run.trail is not None
-                run.trail.keep(t, run.prefilled, own)
+                assert run.history is not None
+                run.history.keep(t, run.prefilled, states)
         # the last reading as a plain prefill makes it; the others are filled when a token asks, unless keys are copied there
-        scored = t + 1 == steps and any(run.request.wish.prompt_logprobs for run in runs)
+        scored = t + 1 == steps and any(run.request.options.prompt_logprobs for run in runs)
         if scored or (coda and (keys == "copy" or t + 1 == steps)):
             features = passes.features(rows, first, s, [t + 1] * len(runs))
         if scored:
@@ -194,6 +203,6 @@ def _uneven(passes: Passes, runs: list[Running], count: int, steps: int, keys: s
 def _enter(passes: Passes, runs: list[Running], count: int) -> tuple[list[Row], list[int], list[Tensor], list[Tensor]]:
     """Returns the rows, where their next `count` prompt tokens stand, and their inputs and first states."""
     rows, first = [run.row for run in runs], [run.prefilled for run in runs]
-    wishes = [run.request.wish for run in runs]
-    ids = [wish.prompt[a : a + count] for wish, a in zip(wishes, first, strict=True)]
-    return rows, first, *passes.embed(rows, first, ids, [wish.state_seed for wish in wishes])
+    requested = [run.request.options for run in runs]
+    ids = [options.prompt[a : a + count] for options, a in zip(requested, first, strict=True)]
+    return rows, first, *passes.embed(rows, first, ids, [options.state_seed for options in requested])

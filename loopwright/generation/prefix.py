@@ -19,7 +19,7 @@ SHORTEST = 8  # tokens; a shorter prefix is run again as fast as it is copied
 
 
 class Weights:
-    """Which weights a model has, as two numbers: where they lie, and their version.
+    """Which weights a model has, as two numbers: their address, and their version.
 
     The version changes by an optimizer's step, `load_state_dict` or a new tensor. torch counts no changes that are written through
     `tensor.data`, and none of tensors made under inference mode.
@@ -49,8 +49,8 @@ class Weights:
                     for one in () if x is None else plain_tensors(x):
                         places.append(one.data_ptr())
                         versions.append(0 if one.is_inference() else one._version)
-        lie = hash(tuple(places))
-        return lie, hash((lie, *versions))
+        address = hash(tuple(places))
+        return address, hash((address, *versions))
 
 
 @dataclass(eq=False)

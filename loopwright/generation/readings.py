@@ -1,8 +1,6 @@
-"""What a model answers at many depths, from one pass: the loss and the exactness of each row after each depth asked for.
+"""What a model answers at many depths, from one pass: losses and exactness of rows, and the next token that each step would give.
 
-Only the state at hand is alive: memory does not grow with the depth. One pass gives the bits that a pass per depth would.
-
-What each step would have said for the next token, from one pass.
+Of rows only the state at hand is alive: memory does not grow with the depth. One pass gives the bits that a pass per depth would.
 """
 
 from __future__ import annotations
@@ -23,6 +21,8 @@ from loopwright.model.passes import Answers, choosable, rules_of
 from loopwright.model.room import check_room
 
 PROBED = 256  # tokens of a row that are enough to see whether a model sees the future
+SHOWN_TOKENS = 3
+KEPT = 5  # float32 tables of steps × vocabulary: logits one by one and stacked, log-probabilities, probabilities, one between
 
 
 class ReadRows(Protocol):
@@ -173,8 +173,8 @@ def can_decode(batch: ReadRows) -> bool:
     answers in the place of the questions."""
     asked = batch.labels[:, 1:] != IGNORED
     begins = asked & ~torch.nn.functional.pad(asked[:, :-1], (1, 0))
-    own = (batch.labels == batch.input_ids)[:, 1:] | ~asked
-    return batch.segment_ids is None and bool((begins.sum(1) == 1).all() & own.all())
+    from_rows = (batch.labels == batch.input_ids)[:, 1:] | ~asked
+    return batch.segment_ids is None and bool((begins.sum(1) == 1).all() & from_rows.all())
 
 
 def decode_exact(
@@ -230,10 +230,6 @@ def _right_padded(rows: Sequence[Tensor], width: int) -> tuple[Tensor, Tensor]:
     ids = torch.stack([torch.nn.functional.pad(row, (0, width - len(row))) for row in rows])
     lengths = torch.tensor([len(row) for row in rows], device=ids.device)
     return ids, torch.arange(width, device=ids.device) < lengths[:, None]
-
-
-SHOWN_TOKENS = 3
-KEPT = 5  # float32 tables of steps × vocabulary: logits one by one and stacked, log-probabilities, probabilities, one between
 
 
 @dataclass(frozen=True)

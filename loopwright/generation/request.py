@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from loopwright.generation.constraints import Constraint
+from loopwright.generation.detokenise import GrowingText
 from loopwright.generation.exit_rules import ExitRule
 from loopwright.generation.sampling import Draw, Sampling
 from loopwright.generation.scores import Ranked, TokenScore
 from loopwright.generation.speculation import AUTO, draft_depths
-from loopwright.generation.stream import GrowingText
 from loopwright.plot import Shown
 
 if TYPE_CHECKING:
@@ -48,12 +48,12 @@ class RequestOptions:
     eos: frozenset[int] = frozenset()
 
     @property
-    def uneven(self) -> bool:
+    def mixed_depth(self) -> bool:
         """Whether the tokens of this request are not all equally deep at all times."""
         return self.exit is not None or self.draft_depth is not None
 
     @property
-    def looks(self) -> bool:
+    def reads_every_step(self) -> bool:
         """Whether the tokens of this request are read out after every step: its rule asks for it, or the caller."""
         return self.exit is not None and (self.exit.reads_out or bool(self.step_tokens))
 
@@ -77,7 +77,7 @@ class RequestOptions:
         return Draw(self.sampling, self.seed, len(self.prompt) + place, excluded=excluded)
 
 
-class Fresh(NamedTuple):
+class NewTokens(NamedTuple):
     """What came of a request after a number of tokens; `done` where nothing will follow."""
 
     tokens: list[int]
@@ -130,13 +130,13 @@ class Request:
 
     def __init__(
         self,
-        wish: RequestOptions,
+        options: RequestOptions,
         decode: Callable[[list[int]], str] | None = None,
         *,
         on_done: Callable[[], object] | None = None,
         in_worker: Callable[[], bool] = lambda: False,
     ) -> None:
-        self.wish = wish
+        self.options = options
         self.tokens: list[int] = []
         self.depths: list[int] = []
         self.scores: list[TokenScore] = []
@@ -147,7 +147,7 @@ class Request:
         self.error: BaseException | None = None
         self.cancelled = False
         self.decode, self._on_done, self._in_worker = decode, on_done, in_worker
-        self._text = None if decode is None or not wish.stop else GrowingText(decode)
+        self._text = None if decode is None or not options.stop else GrowingText(decode)
         self._end = ""  # of the text so far: as much as a stop string may reach back
         self._free = 0  # characters in which none is looked for
         self._changed = threading.Condition()
@@ -170,11 +170,11 @@ class Request:
             raise self.error
         return fresh
 
-    def since(self, sent: int) -> Fresh:
+    def since(self, sent: int) -> NewTokens:
         """Returns what came after the first `sent` tokens, without waiting."""
         with self._changed:
             parts = self.tokens[sent:], self.depths[sent:], self.scores[sent:], self.step_tokens[sent:]
-            return Fresh(*parts, self.done)
+            return NewTokens(*parts, self.done)
 
     def _wait_for(self, reached: Callable[[], bool], timeout: float | None = None) -> bool:
         if not reached() and self._in_worker():
@@ -196,12 +196,12 @@ class Request:
         if self.error is not None:
             raise self.error
         assert self.finish_reason is not None
-        wish = self.wish
+        options = self.options
         return Result(
             list(self.tokens), self.text, list(self.depths), self.finish_reason,
-            [one.logprob for one in self.scores] if wish.logprobs else None, wish.seed,
-            [one.top for one in self.scores] if wish.top_logprobs else None,
-            list(self.prompt_scores) if wish.prompt_logprobs else None, list(self.step_tokens) if wish.step_tokens else None,
+            [one.logprob for one in self.scores] if options.logprobs else None, options.seed,
+            [one.top for one in self.scores] if options.top_logprobs else None,
+            list(self.prompt_scores) if options.prompt_logprobs else None, list(self.step_tokens) if options.step_tokens else None,
         )  # fmt: skip
 
     def cancel(self) -> bool:
@@ -218,23 +218,23 @@ class Request:
         self, token: int, depth: int, score: TokenScore | None = None, steps: list[Ranked] | None = None, *, last: bool = False
     ) -> None:
         """Hands over one token; ends the request where the token does, or where its grammar ends with it (`last`)."""
-        wish = self.wish
+        options = self.options
         with self._changed:
             self.tokens.append(token)
             self.depths.append(depth)
-            if score is not None and wish.logprobs:
-                self.scores.append(TokenScore(score.logprob, score.top[: wish.top_logprobs]))
+            if score is not None and options.logprobs:
+                self.scores.append(TokenScore(score.logprob, score.top[: options.top_logprobs]))
             if steps:
                 self.step_tokens.append(steps)
             self._changed.notify_all()
         try:
-            if wish.on_token is not None:
-                wish.on_token(token)
-            stopped = token in wish.ends or self._stopped_by_text() or last
+            if options.on_token is not None:
+                options.on_token(token)
+            stopped = token in options.ends or self._stopped_by_text() or last
         except BaseException as error:  # of the caller's function or tokenizer, SystemExit too: the other requests go on
             self.fail(error)
             return
-        if stopped or len(self.tokens) == wish.max_new_tokens:
+        if stopped or len(self.tokens) == options.max_new_tokens:
             self.finish("stop" if stopped else "length")
 
     def finish(self, reason: str) -> None:
@@ -251,9 +251,9 @@ class Request:
                 self._on_done()  # before anybody can see the end: who was answered may ask again, and is not one more
             self.finish_reason = reason
             self._changed.notify_all()
-        if self.wish.on_done is not None:
+        if self.options.on_done is not None:
             try:
-                self.wish.on_done()
+                self.options.on_done()
             except BaseException as error:  # of the caller's function: the other requests go on
                 self.error = self.error or error
 
@@ -268,15 +268,15 @@ class Request:
         if self._text is None:
             return False
         self._end += self._text.more(self.tokens)
-        if len(self.tokens) <= self.wish.min_new_tokens:
+        if len(self.tokens) <= self.options.min_new_tokens:
             self._free, self._end = self._free + len(self._end), ""
             return False
-        stopped = any(stop in self._end + self._text.waiting for stop in self.wish.stop)
-        longest = max(map(len, self.wish.stop))
+        stopped = any(stop in self._end + self._text.waiting for stop in self.options.stop)
+        longest = max(map(len, self.options.stop))
         self._end = self._end[len(self._end) - min(longest - 1, len(self._end)) :]
         return stopped
 
     def _cut(self, text: str) -> str:
         """Returns the text up to the stop string that comes first."""
-        places = [text.find(stop, self._free) for stop in self.wish.stop]
+        places = [text.find(stop, self._free) for stop in self.options.stop]
         return text[: min((place for place in places if place >= 0), default=len(text))]

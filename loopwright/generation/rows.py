@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -14,8 +14,10 @@ from loopwright.generation.prefix import KeptPrefix
 from loopwright.generation.request import Request
 from loopwright.generation.sampling import TokenCounts
 from loopwright.generation.scores import Ranked, Scores
-from loopwright.generation.trail import Trail
 from loopwright.model.keys.pool import Row
+
+if TYPE_CHECKING:
+    from loopwright.generation.mixed_depth import StateHistory
 
 
 @dataclass(eq=False)
@@ -33,11 +35,11 @@ class Running:
     drawn: int = 0  # tokens of the answer, on the device
     t: int = 0
     phase: str = "prefill"  # then "embed", "core" and again "embed"; "drained" once the last token is drawn
-    trail: Trail | None = None  # where tokens are not all equally deep
+    history: StateHistory | None = None  # where tokens are not all equally deep
     passed: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # halting value and state of each step of the present token
     memory: dict[str, Any] = field(default_factory=dict)  # of the exit rule, about the present token
     drafts: list[Tensor] = field(default_factory=list)  # tokens that are not verified yet, on the device
-    said: list[Ranked] = field(default_factory=list)  # what each step of the present token would have said, where asked
+    step_candidates: list[Ranked] = field(default_factory=list)  # after each step of the present token, where asked
     draft_depth: int | None = None  # of this round, None where it drafts nothing
     draft_tokens: int = 1  # that this round verifies
     work: int = 0  # steps of single tokens, those of earlier tokens included
@@ -45,7 +47,7 @@ class Running:
     @property
     def base(self) -> int:
         """The tokens before the first one that is not verified."""
-        return len(self.request.wish.prompt) + self.drawn - 1
+        return len(self.request.options.prompt) + self.drawn - 1
 
     @property
     def offset(self) -> int:
@@ -65,7 +67,7 @@ class Running:
     @property
     def to_prefill(self) -> int:
         """The prompt tokens that the prefill runs; where the last one may leave early, it comes after."""
-        return len(self.request.wish.prompt) - (0 if self.trail is None else 1)
+        return len(self.request.options.prompt) - (0 if self.history is None else 1)
 
     @property
     def at_end(self) -> bool:
@@ -75,21 +77,21 @@ class Running:
     @property
     def held(self) -> KeptPrefix:
         """What the row has run, for requests that begin alike."""
-        wish = self.request.wish
-        return KeptPrefix((wish.depth, wish.state_seed, self.weights), (*wish.prompt, *self.request.tokens), self.row)
+        options = self.request.options
+        return KeptPrefix((options.depth, options.state_seed, self.weights), (*options.prompt, *self.request.tokens), self.row)
 
     @property
     def drafting(self) -> bool:
         """Whether the present token is read out at the draft's depth, to go on from there."""
-        left = self.request.wish.max_new_tokens - self.drawn
+        left = self.request.options.max_new_tokens - self.drawn
         return self.draft_depth is not None and len(self.drafts) + 1 < min(self.draft_tokens, left)
 
     @property
     def draws_largest(self) -> bool:
         """Whether its next token is the largest logit and nothing else is asked about it: a captured tick draws it."""
-        wish = self.request.wish
-        asked = wish.sampling.changes_scores or wish.logprobs or wish.constraint or wish.step_tokens
-        return not asked and self.drawn >= max(wish.min_new_tokens, wish.min_before_eos)
+        options = self.request.options
+        asked = options.sampling.changes_scores or options.logprobs or options.constraint or options.step_tokens
+        return not asked and self.drawn >= max(options.min_new_tokens, options.min_before_eos)
 
     @property
     def limit(self) -> int:
@@ -104,9 +106,6 @@ class EngineStats:
     ticks: int = 0
     row_steps: int = 0
     token_steps: int = 0  # the steps of earlier tokens that came along included
-    codas: int = 0
-    coda_rows: int = 0
-    preludes: int = 0
     prefill_tokens: int = 0
     admitted: int = 0
     drawn: int = 0  # tokens
@@ -124,7 +123,7 @@ def pinned(table: Sequence[Any], device: torch.device) -> Tensor:
     return torch.tensor(table, device="cpu", pin_memory=device.type == "cuda")
 
 
-class Fetched:
+class AsyncHostCopy:
     """Tensors on their way to the host, as they are now; the device goes on meanwhile."""
 
     def __init__(self, *tensors: Tensor) -> None:
@@ -140,7 +139,7 @@ class Fetched:
         return [tensor.tolist() for tensor in self.tensors]
 
 
-class Arrived:
+class HostValues:
     """Values that are on the host already."""
 
     def __init__(self, *columns: list[Any]) -> None:
@@ -152,14 +151,14 @@ class Arrived:
 
 
 @dataclass(eq=False)
-class DrawnTokens:
+class SampledTokens:
     """Tokens that were drawn and not yet read, with whether their logits say anything."""
 
     rows: list[Running]
-    drawn: Fetched | Arrived
+    drawn: AsyncHostCopy | HostValues
     scores: Scores | None
     depths: list[int]
-    said: list[list[Ranked]] | None = None
+    step_candidates: list[list[Ranked]] | None = None
     places: list[int] | None = None  # where they stand among those that were fetched; None: in order
 
     def read(self) -> list[list[Any]]:

@@ -21,7 +21,10 @@ from torch import Tensor
 from transformers import LogitsProcessor, StoppingCriteria
 
 from loopwright.generation.constraints import Constraint, ConstraintError, GrammarState
-from loopwright.model.parts.state import mix, signed
+from loopwright.model.causal_lm import LoopedForCausalLM
+from loopwright.model.config import LoopedConfig
+from loopwright.model.parts.state import STATES, mix, signed
+from loopwright.schema import is_whole
 
 COLDEST = 1e-6  # below it every draw is the largest logit, and scores outgrow their dtype
 LIMITS: dict[str, tuple[float, float, str]] = {
@@ -235,9 +238,23 @@ def gumbel(draws: Sequence[Draw], vocab_size: int, device: torch.device) -> Tens
 
 def checked_whole(seed: int) -> int:
     """Returns a seed; raises where it does not fit into 64 bits."""
-    if isinstance(seed, bool) or not isinstance(seed, int) or not -(2**63) <= seed < 2**64:
+    if not is_whole(seed, -(2**63), 2**64 - 1):
         raise ValueError(f"seed must be a whole number from -2**63 to 2**64 - 1 (got {seed!r})")
     return seed
+
+
+def checked_seed(model: LoopedForCausalLM, state_seed: int) -> int:
+    """Returns the seed of the state; raises where the model's state starts without noise."""
+    if not model.state.seeded:  # which may be a kind of the user's own, put there after the model was built
+        check_seeded(model.config, "state_seed", state_seed)
+    return state_seed
+
+
+def check_seeded(config: LoopedConfig, name: str, value: int) -> None:
+    """Raises a ValueError where the state of a model starts without noise, so that a seed of it says nothing."""
+    kind = config.state["kind"]
+    if not STATES[kind].seeded:
+        raise ValueError(f"{name}: {value} would change nothing; this model's state starts as {kind!r}, not as noise")
 
 
 class HashedDraws(LogitsProcessor):

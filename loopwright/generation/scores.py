@@ -60,14 +60,14 @@ def score_prompt(logits: Tensor, prompt: Sequence[int], first: int, top: int) ->
 
 def score_prompts(model: LoopedForCausalLM, runs: Sequence[Running], features: Sequence[Tensor]) -> None:
     """Scores the prompt tokens that follow those of a chunk, whose features [T, D] are given, where that was asked for."""
-    for run, own in zip(runs, features, strict=True):
-        wish = run.request.wish
-        if not wish.prompt_logprobs:
+    for run, states in zip(runs, features, strict=True):
+        options = run.request.options
+        if not options.prompt_logprobs:
             continue
-        for first in range(0, len(own), SCORED):
-            logits = model.lm_head(own[first : first + SCORED])
+        for first in range(0, len(states), SCORED):
+            logits = model.lm_head(states[first : first + SCORED])
             place = run.prefilled + first
-            run.request.prompt_scores += score_prompt(logits, wish.prompt, place, wish.top_logprobs)
+            run.request.prompt_scores += score_prompt(logits, options.prompt, place, options.top_logprobs)
             silent = (~choosable(logits)).nonzero()  # the device is waited for, as it was for the scores
             if len(silent):
                 run.request.fail(no_choice(place + 1 + int(silent[0])))

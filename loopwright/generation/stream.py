@@ -1,30 +1,31 @@
-"""A prompt in, text out as it comes. Draws are the engine's: a function of seed, position and token.
+"""A prompt in, text out as it comes: by transformers' `generate`, or by an engine of one row where there are exits or drafts.
 
-The text of a growing list of tokens, decoded a few tokens at a time. Joined, what is new is the text of all tokens.
+Draws are the same in both: a function of seed, position and token.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast, TextStreamer
+from transformers import PreTrainedTokenizerBase
+from transformers.generation import BaseStreamer
 
 from loopwright.confined import token_ids
 from loopwright.generation.constraints import Constraint
+from loopwright.generation.detokenise import AnswerPieces, text_of
+from loopwright.generation.engine import Engine
 from loopwright.generation.generation_config import PLAIN, end_tokens, least_tokens, new_tokens, settled, stop_strings
-from loopwright.generation.sampling import GrammarEnd, HashedDraws, Sampling, checked_whole
+from loopwright.generation.sampling import GrammarEnd, HashedDraws, Sampling, checked_seed, checked_whole
+from loopwright.generation.speculation import AUTO, draft_depths
 from loopwright.model.causal_lm import LoopedForCausalLM
-from loopwright.model.config import LoopedConfig
-from loopwright.model.parts.state import STATES
 
 LONGEST_REASON = 200  # characters of what a chat template raised
 NEW_TOKENS = 64  # of an answer, where nothing is said
-SHOWN_WORDS = 40  # of a vocabulary, where a prompt is refused
 
 
 @dataclass(frozen=True)
@@ -46,16 +47,25 @@ class Statistics:
         return f"{said}; stopped at the end of the model's context of {self.context} tokens (max_position_embeddings)"
 
 
-class TextPieces(TextStreamer):
-    """Hands finished pieces of text to a function instead of printing them."""
+class TextPieces(BaseStreamer):
+    """Hands text to a function as it comes, in the way that `generate` streams: what is put first is the prompt, and skipped."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, write: Callable[[str], object]) -> None:
-        super().__init__(tokenizer, skip_prompt=True, skip_special_tokens=True)
-        self.write = write
+        self.write, self._decode = write, text_of(tokenizer)
+        self._text, self._tokens = AnswerPieces(self._decode), list[int]()
+        self._prompt = True
 
-    def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
-        """Hands one piece over."""
-        self.write(text)
+    def put(self, value: Tensor) -> None:
+        """Hands over the text of further tokens, as far as its letters are whole."""
+        if not self._prompt:
+            self._tokens += value.flatten().tolist()
+            self.write(self._text.more(self._tokens))
+        self._prompt = False
+
+    def end(self) -> None:
+        """Hands over the rest."""
+        self.write(self._text.end(self._decode(self._tokens)))
+        self._prompt = True
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, prompt: str, vocab_size: int) -> Tensor:
@@ -105,12 +115,7 @@ def stream(
     What is left open is as the model's generation config says. The text ends with the model's context: positions beyond it were
     never trained. The statistics say so where it happens.
     """
-    if max_new_tokens is None:
-        max_new_tokens = new_tokens(model, input_ids.shape[1], NEW_TOKENS)
-    if max_new_tokens < 1:
-        raise ValueError(f"max_new_tokens: {max_new_tokens}; allowed: at least 1")
-    room = context_left(model, input_ids.shape[1])
-    allowed = max_new_tokens if room is None else min(max_new_tokens, room)
+    asked, allowed = _lengths(model, input_ids.shape[1], max_new_tokens)
     steps = model.config.check_depth(depth) if model.config.is_looped or depth is not None else None
     sampling, stops = settled(model, sampling or Sampling()), stop_strings(model)
     arguments: dict[str, Any] = PLAIN | _endings(model, tokenizer)
@@ -134,36 +139,67 @@ def stream(
         ids, attention_mask=torch.ones_like(ids), max_new_tokens=allowed, streamer=TextPieces(tokenizer, write), **arguments
     )
     count = output.shape[1] - ids.shape[1]
-    ended = count == allowed < max_new_tokens
-    context = model.config.max_position_embeddings if ended else None
+    context = model.config.max_position_embeddings if count == allowed < asked else None
     return Statistics(ids.shape[1], count, time.perf_counter() - begin, steps, context)
 
 
-def context_left(model: LoopedForCausalLM, prompt_tokens: int) -> int | None:
-    """Returns how many tokens fit after a prompt into the model's context, None where positions have no end; raises where none."""
+def stream_mixed(
+    model: LoopedForCausalLM,
+    tokenizer: PreTrainedTokenizerBase,
+    input_ids: Tensor,
+    *,
+    write: Callable[[str], object],
+    max_new_tokens: int | None = None,
+    depth: int | None = None,
+    sampling: Sampling | None = None,
+    seed: int | None = None,
+    state_seed: int | None = None,
+    exit: Mapping[str, Any] | None = None,
+    draft_depth: int | str | None = None,
+    constrain: Mapping[str, Any] | None = None,
+) -> tuple[Statistics, str]:
+    """Generates after `input_ids` [1, T] with an exit rule or drafts; returns the statistics, and what was saved in words."""
+    asked, allowed = _lengths(model, input_ids.shape[1], max_new_tokens)
+    steps = model.config.check_depth(depth)
+    pieces = TextPieces(tokenizer, write)
+    pieces.put(input_ids)
+    readings = steps if exit is not None else 1 + len(draft_depths(steps)) if draft_depth == AUTO else 2
+    tokens = input_ids.shape[1] + allowed
+    begin = time.perf_counter()
+    with Engine(model, tokenizer, max_rows=1, max_tokens=tokens, depth=steps, readings=readings) as engine:
+        request = engine.submit(
+            input_ids, depth=depth, max_new_tokens=allowed, seed=seed, state_seed=state_seed, exit=exit, draft_depth=draft_depth,
+            constrain=constrain, **vars(sampling or Sampling()),
+        )  # fmt: skip
+        for token in request:
+            pieces.put(torch.tensor([token]))
+        pieces.end()
+        result, ran = request.result(), engine.ran
+    seconds = time.perf_counter() - begin
+    count = len(result.tokens)
+    context = model.config.max_position_embeddings if count == allowed < asked else None
+    if exit is None:
+        depths = draft_depth if draft_depth != AUTO else ", ".join(map(str, sorted({r for r, _ in ran.rounds}))) or "none"
+        saved = f"drafts at depth {depths}: {ran.accepted} of {ran.drafted} held"
+    else:
+        saved = f"exit by {exit['kind']}: {sum(result.depths) / count:.2f} of {steps} steps a token on average"
+    return Statistics(input_ids.shape[1], count, seconds, steps, context), saved
+
+
+def _lengths(model: LoopedForCausalLM, prompt_tokens: int, max_new_tokens: int | None) -> tuple[int, int]:
+    """Returns how many tokens an answer may have, and how many of them fit into the model's context after the prompt."""
+    asked = new_tokens(model, prompt_tokens, NEW_TOKENS) if max_new_tokens is None else max_new_tokens
+    if asked < 1:
+        raise ValueError(f"max_new_tokens: {asked}; allowed: at least 1")
     context = model.config.max_position_embeddings
     if model.config.positions == "none":
-        return None
+        return asked, asked
     if prompt_tokens >= context:
         raise ValueError(
             f"prompt: {prompt_tokens} tokens leave no room in the model's context of {context} (max_position_embeddings); "
             "shorten it, or take a model with a longer context"
         )
-    return context - prompt_tokens
-
-
-def checked_seed(model: LoopedForCausalLM, state_seed: int) -> int:
-    """Returns the seed of the state; raises where the model's state starts without noise."""
-    if not model.state.seeded:  # which may be a kind of the user's own, put there after the model was built
-        check_seeded(model.config, "state_seed", state_seed)
-    return state_seed
-
-
-def check_seeded(config: LoopedConfig, name: str, value: int) -> None:
-    """Raises a ValueError where the state of a model starts without noise, so that a seed of it says nothing."""
-    kind = config.state["kind"]
-    if not STATES[kind].seeded:
-        raise ValueError(f"{name}: {value} would change nothing; this model's state starts as {kind!r}, not as noise")
+    return asked, min(asked, context - prompt_tokens)
 
 
 def _endings(model: LoopedForCausalLM, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
@@ -172,51 +208,3 @@ def _endings(model: LoopedForCausalLM, tokenizer: PreTrainedTokenizerBase) -> di
     pad = generation.pad_token_id if generation.pad_token_id is not None else tokenizer.pad_token_id
     endings = {"eos_token_id": ends or None, "pad_token_id": next(iter(ends), 0) if pad is None else pad}
     return {name: value for name, value in endings.items() if value is not None}
-
-
-HALF_LETTER = "�"  # what a tokenizer decodes the first bytes of a letter to
-
-
-class GrowingText:
-    """Decodes new tokens after those right before them: a tokenizer may write a token otherwise where a text begins."""
-
-    def __init__(self, decode: Callable[[list[int]], str], *, before: int = 0) -> None:
-        """`before` tokens of every list are not new, but are what the others are decoded after."""
-        self._decode = decode
-        self._first, self._read = 0, before  # tokens from `first` to `read` are the context in which later ones are decoded
-        self._context: str | None = None  # their text, once it is known
-        self.waiting = ""  # the text of tokens that end within a letter, up to that letter
-
-    def more(self, tokens: list[int]) -> str:
-        """Returns what is new of a list that has come to `tokens`; nothing while its last letter is not whole."""
-        if self._read >= len(tokens):
-            return ""
-        if self._context is None:
-            self._context = self._decode(tokens[self._first : self._read])
-        now = self._decode(tokens[self._first :])
-        fresh = now[len(self._context) :]
-        if now.endswith(HALF_LETTER):
-            self.waiting = fresh.rstrip(HALF_LETTER)
-            return ""
-        own = self._decode(tokens[self._read :])
-        # a token without text of its own, such as a control word, would be no context for the next
-        if own:
-            self._first = self._read
-        self._context, self._read, self.waiting = own or now, len(tokens), ""
-        return fresh
-
-
-def text_of(tokenizer: Any, *, skip: bool = True, silent: Collection[int] = ()) -> Callable[[list[int]], str]:
-    """Returns how tokens become text, without control words where these are to be skipped, and without those that are `silent`.
-
-    The library below transformers is asked where transformers would pass its answer on as it is: that takes a tenth of the time.
-    """
-    if silent:
-        whole = text_of(tokenizer, skip=skip)
-        return lambda ids: whole([one for one in ids if one not in silent])
-    kind, fast = type(tokenizer), PreTrainedTokenizerFast
-    passed_on = issubclass(kind, fast) and kind.decode is fast.decode and kind._decode is fast._decode  # type: ignore[attr-defined]
-    if passed_on and not tokenizer.clean_up_tokenization_spaces:
-        below = tokenizer.backend_tokenizer
-        return lambda ids: str(below.decode(ids, skip_special_tokens=skip))
-    return lambda ids: str(tokenizer.decode(ids, skip_special_tokens=skip))

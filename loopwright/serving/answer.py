@@ -1,7 +1,4 @@
-"""From the engine's thread into the event loop: the sequences of one HTTP request, and what is new of each.
-
-The text of a growing answer, piece by piece. Joined, the pieces are the text of the whole answer.
-"""
+"""From the engine's thread into the event loop: the sequences of one HTTP request, and what is new of each."""
 
 from __future__ import annotations
 
@@ -14,96 +11,60 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import NamedTuple
 
 from loopwright.generation.constraints import Constraint, ConstraintError
+from loopwright.generation.detokenise import AnswerPieces
 from loopwright.generation.request import Request
 from loopwright.generation.scores import Ranked, TokenScore
-from loopwright.generation.stream import GrowingText
 from loopwright.serving.models import ServedModel
-from loopwright.serving.schema import Refusal, Wanted, engine_refusal
+from loopwright.serving.schema import ParsedRequest, Refusal, engine_refusal
 from loopwright.untrusted import first_line
-
-
-class AnswerPieces:
-    """Text that is safe to send: no half letters, and nothing that a stop string may still cut off."""
-
-    def __init__(self, decode: Callable[[list[int]], str], stop: Sequence[str] = (), *, before: int = 0) -> None:
-        """`before` tokens of every list are not of the answer, but are what it is decoded after (an echoed prompt)."""
-        self._text, self._stop = GrowingText(decode, before=before), stop
-        self._held = ""
-        self.sent = ""
-
-    def more(self, tokens: list[int]) -> str:
-        """Returns what can be sent of an answer that has come to `tokens`."""
-        self._held += self._text.more(tokens)
-        return self._send(len(self._held) - self._risk())
-
-    def end(self, text: str) -> str:
-        """Returns the rest, where the whole answer is `text`."""
-        rest = text[len(self.sent) :] if text.startswith(self.sent) else ""
-        self.sent += rest
-        return rest
-
-    def _risk(self) -> int:
-        """Returns how many characters at the end may belong to a stop string."""
-        cuts = [self._held.find(stop) for stop in self._stop]
-        lengths = [len(self._held) - cut for cut in cuts if cut >= 0]
-        if lengths:
-            return max(lengths)
-        beginnings = (size for stop in self._stop for size in range(1, len(stop)) if self._held.endswith(stop[:size]))
-        return max(beginnings, default=0)
-
-    def _send(self, count: int) -> str:
-        piece, self._held = self._held[:count], self._held[count:]
-        self.sent += piece
-        return piece
-
 
 SEED_RANGE = 2**63
 SHAPED = 512  # words of scores that are told in one turn of the event loop: each may have to be decoded
 
 
-class Bell:
+class LoopNotifier:
     """Calls into the event loop from the engine's thread: one hand-over for all that a tick has changed."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop, self._ringing = loop, False
+        self._loop, self._scheduled = loop, False
         self._changed: deque[Callable[[], object]] = deque()
 
-    def ring(self, call: Callable[[], object]) -> None:
+    def notify(self, call: Callable[[], object]) -> None:
         """Has the loop call something that raises nothing; any thread may ask for that."""
         self._changed.append(call)
-        if not self._ringing:
-            self._ringing = True
+        if not self._scheduled:
+            self._scheduled = True
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
                 self._loop.call_soon_threadsafe(self._deliver)
 
     def _deliver(self) -> None:
-        self._ringing = False  # first, so that what is appended from now on rings again
+        self._scheduled = False  # first, so that what is appended from now on is delivered too
         while self._changed:
             self._changed.popleft()()
 
 
-class Silence:
-    """Sets an event whenever nothing was heard for so many seconds. One timer serves a stream: one per token costs as its JSON."""
+class IdleTimer:
+    """Sets an event whenever it was not reset for so many seconds. One timer serves a stream: one per token costs as its JSON."""
 
     def __init__(self, event: asyncio.Event, seconds: float) -> None:
         self._event, self._seconds, self._loop = event, seconds, asyncio.get_running_loop()
-        self.broken = False  # nothing came for the whole time
-        self.heard()
+        self.expired = False  # it was not reset for the whole time
+        self.reset()
         self._timer = self._loop.call_at(self._last + seconds, self._look)
 
-    def heard(self) -> None:
-        """Something came."""
+    def reset(self) -> None:
+        """Starts the wait anew."""
         self._last = self._loop.time()
 
     def _look(self) -> None:
         if self._loop.time() >= self._last + self._seconds:
-            self.broken = True
-            self.heard()
+            self.expired = True
+            self.reset()
             self._event.set()
         self._timer = self._loop.call_at(self._last + self._seconds, self._look)
 
     def end(self) -> None:
-        """Listens no more."""
+        """Stops the timer."""
         self._timer.cancel()
 
 
@@ -123,14 +84,14 @@ class Delta(NamedTuple):
 class Answer:
     """One sequence: a request of the engine, read piece by piece."""
 
-    def __init__(self, request: Request, index: int, model: ServedModel, wanted: Wanted) -> None:
-        self.request, self.index, self.wanted = request, index, wanted
+    def __init__(self, request: Request, index: int, model: ServedModel, parsed: ParsedRequest) -> None:
+        self.request, self.index, self.parsed = request, index, parsed
         self._sent, self._echoed = 0, 0
-        self._before = list(request.wish.prompt) if wanted.echo else []
-        decode = model.decode if wanted.options.get("skip_special_tokens", True) else request.decode
+        self._before = list(request.options.prompt) if parsed.echo else []
+        decode = model.decode if parsed.options.get("skip_special_tokens", True) else request.decode
         assert decode is not None  # a served engine has a tokenizer
         self._decode = decode
-        self._pieces = AnswerPieces(self._decode, request.wish.stop, before=len(self._before))
+        self._pieces = AnswerPieces(self._decode, request.options.stop, before=len(self._before))
         self.ended = False
 
     def take(self, most: int = sys.maxsize, *, ending: bool = True) -> Delta | None:
@@ -147,7 +108,7 @@ class Answer:
         last = fresh.done and len(fresh.tokens) <= most
         if last and not ending:
             return None
-        if self.wanted.max_tokens == 0:  # the engine drew one token, which nobody asked for
+        if self.parsed.max_tokens == 0:  # the engine drew one token, which nobody asked for
             self.ended = last
             return Delta("", [], [], [], [], "length") if last else None
         self._sent += min(len(fresh.tokens), most)
@@ -163,7 +124,7 @@ class Answer:
         """Returns the next tokens of the prompt, the first with the text of all."""
         first, end = self._echoed, min(self._echoed + most, len(self._before))
         scores: list[TokenScore | None] | None = None
-        if self.request.wish.prompt_logprobs:
+        if self.request.options.prompt_logprobs:
             scores = [self.request.prompt_scores[place - 1] if place else None for place in range(first, end)]
         self._echoed = end
         return Delta("" if first else self._decode(self._before), [], [], [], [], None, self._before[first:end], scores)
@@ -193,43 +154,48 @@ class ServedRequest:
     are compiled already."""
 
     def __init__(
-        self, model: ServedModel, wanted: Wanted, prompts: list[list[int]], bell: Bell, constraints: Sequence[Constraint] = ()
+        self,
+        model: ServedModel,
+        parsed: ParsedRequest,
+        prompts: list[list[int]],
+        notifier: LoopNotifier,
+        constraints: Sequence[Constraint] = (),
     ) -> None:
-        self.model, self.wanted, self.prompts = model, wanted, prompts
+        self.model, self.parsed, self.prompts = model, parsed, prompts
         self.changed, self.begun = asyncio.Event(), time.perf_counter()
         self.on_news: Callable[[], object] = self.changed.set  # called in the event loop
-        self._silence: Silence | None = None
+        self._idle: IdleTimer | None = None
         self.first_token: float | None = None  # seconds after the start
-        self.gone = False  # the client is
+        self.gone = False  # the client has disconnected
         self.failure: Exception | None = None  # of what was done outside of the task that reads the news, and raised there
 
         def begin(token: int) -> None:
             if self.first_token is None:
                 self.first_token = time.perf_counter() - self.begun
-            if wanted.stream:
-                bell.ring(self.on_news)
+            if parsed.stream:
+                notifier.notify(self.on_news)
 
         def end() -> None:
-            bell.ring(self.changed.set)
+            notifier.notify(self.changed.set)
 
         self.answers: list[Answer] = []
-        lengths = [model.new_tokens(wanted, prompt) for prompt in prompts]  # every refusal comes before any work
-        told = sum(lengths) + (sum(map(len, prompts)) if wanted.echo else 0)
-        model.limits.check_told(told * wanted.n, wanted.told, "step_tokens" if wanted.logprobs is None else "logprobs")
-        self._turn = max(1, SHAPED // wanted.told) if wanted.told else sys.maxsize
+        lengths = [model.new_tokens(parsed, prompt) for prompt in prompts]  # every refusal comes before any work
+        tokens = sum(lengths) + (sum(map(len, prompts)) if parsed.echo else 0)
+        model.limits.check_reported(tokens * parsed.n, parsed.reported, "step_tokens" if parsed.logprobs is None else "logprobs")
+        self._turn = max(1, SHAPED // parsed.reported) if parsed.reported else sys.maxsize
         try:
             for prompt, length in zip(prompts, lengths, strict=True):
-                for choice in range(wanted.n):
+                for choice in range(parsed.n):
                     constraint = {"constrain": constraints[len(self.answers)]} if constraints else {}
                     request = model.engine.submit(
                         prompt,
-                        **{**model.options(wanted), **constraint},
+                        **{**model.options(parsed), **constraint},
                         max_new_tokens=length,
-                        seed=_seed(wanted.seed, choice),
+                        seed=_seed(parsed.seed, choice),
                         on_token=begin,
                         on_done=end,
                     )
-                    self.answers.append(Answer(request, len(self.answers), model, wanted))
+                    self.answers.append(Answer(request, len(self.answers), model, parsed))
         except ValueError as error:
             self.cancel()
             raise engine_refusal(error) from None
@@ -239,7 +205,7 @@ class ServedRequest:
 
     async def news(self, patience: float | None = None) -> AsyncIterator[list[tuple[Answer, Delta]]]:
         """Yields what is new of all answers until they have ended; nothing at all where none came for `patience` seconds."""
-        silence = self._silence = None if patience is None else Silence(self.changed, patience)
+        idle = self._idle = None if patience is None else IdleTimer(self.changed, patience)
         try:
             while not self.over and not self.gone:
                 await self.changed.wait()
@@ -257,12 +223,12 @@ class ServedRequest:
                     raise
                 if fresh:
                     yield fresh
-                elif silence is not None and silence.broken:
-                    silence.broken = False
+                elif idle is not None and idle.expired:
+                    idle.expired = False
                     yield []
         finally:
-            if silence is not None:
-                silence.end()
+            if idle is not None:
+                idle.end()
         if not self.gone:
             self.model.took(time.perf_counter() - self.begun)
 
@@ -282,8 +248,8 @@ class ServedRequest:
             asyncio.get_running_loop().call_soon(self.on_news)
         elif not ending and any(answer.request.done and not answer.ended for answer in self.answers):
             self.changed.set()
-        if into and self._silence is not None:
-            self._silence.heard()
+        if into and self._idle is not None:
+            self._idle.reset()
 
     @property
     def over(self) -> bool:
@@ -291,7 +257,7 @@ class ServedRequest:
         return all(answer.ended for answer in self.answers)
 
     def leave(self) -> None:
-        """The client has gone: nothing more is made for it."""
+        """The client disconnected: nothing more is made for it."""
         self.gone = True
         self.changed.set()
         self.cancel()
@@ -304,7 +270,7 @@ class ServedRequest:
     @property
     def usage(self) -> dict[str, int]:
         """The tokens of prompts and answers, and the steps that the answers' tokens took."""
-        none = self.wanted.max_tokens == 0
+        none = self.parsed.max_tokens == 0
         tokens = 0 if none else sum(len(answer.request.tokens) for answer in self.answers)
         steps = 0 if none else sum(sum(answer.request.depths) for answer in self.answers)
         prompt_tokens = sum(len(prompt) for prompt in self.prompts)

@@ -19,12 +19,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from loopwright.serving.answer import Bell, ServedRequest
+from loopwright.serving.answer import LoopNotifier, ServedRequest
 from loopwright.serving.guard import Guard, throw_away
 from loopwright.serving.models import ServedModel, chat_ids, find_model
 from loopwright.serving.observe import RECORD, Metrics
 from loopwright.serving.openai_json import Shape, written
-from loopwright.serving.schema import TOKENIZE, Refusal, ServerLimits, Wanted, read_fields, wanted
+from loopwright.serving.schema import TOKENIZE, ParsedRequest, Refusal, ServerLimits, parse_request, read_fields
 from loopwright.serving.site import INDEX, SAFE, SiteView, StaticFile, StaticSite, Turns, read_files
 from loopwright.serving.sse import EventStream, watched
 
@@ -39,13 +39,13 @@ class Service:
         self.models, self.guard, self.limits = models, guard, limits
         self.metrics = Metrics(models)
         self.draining = False
-        self._bell: Bell | None = None
+        self._bell: LoopNotifier | None = None
         self.turns = Turns()
 
-    def bell(self) -> Bell:
+    def notifier(self) -> LoopNotifier:
         """Returns the way from the engines' threads into the event loop."""
         if self._bell is None:
-            self._bell = Bell(asyncio.get_running_loop())
+            self._bell = LoopNotifier(asyncio.get_running_loop())
         return self._bell
 
     # routes
@@ -96,28 +96,27 @@ class Service:
         return await self._complete(request, chat=False)
 
     async def _complete(self, request: Request, *, chat: bool) -> Any:
-        if self.draining:
-            raise Refusal("the server is shutting down", status=503, code="shutting_down", headers={"retry-after": "10"})
-        asked: Wanted = await self._read(request, lambda body: wanted(body, chat=chat))
-        model = find_model(self.models, asked.model)
-        self.limits.check_choices(max(len(asked.prompts), 1), asked.n)
-        self.limits.check_depth(asked.options.setdefault("depth", model.depth), model.max_depth)
+        self._check_open()
+        parsed: ParsedRequest = await self._read(request, lambda body: parse_request(body, chat=chat))
+        model = find_model(self.models, parsed.model)
+        self.limits.check_choices(max(len(parsed.prompts), 1), parsed.n)
+        self.limits.check_depth(parsed.options.setdefault("depth", model.depth), model.max_depth)
         if not model.engine.model.config.is_looped:
-            del asked.options["depth"]
-        texts = chat or any(isinstance(prompt, str) for prompt in asked.prompts)
-        prompts = await model.read(lambda: model.prompt_ids(asked)) if texts else model.prompt_ids(asked)
-        constraints = await _aside("constrain" in asked.options, lambda: model.constraints(asked, len(prompts) * asked.n))
+            del parsed.options["depth"]
+        texts = chat or any(isinstance(prompt, str) for prompt in parsed.prompts)
+        prompts = await model.read(lambda: model.prompt_ids(parsed)) if texts else model.prompt_ids(parsed)
+        constraints = await _aside("constrain" in parsed.options, lambda: model.constraints(parsed, len(prompts) * parsed.n))
         # nothing is awaited from here to the submission: what was free stays free
-        self.limits.check_queue(len(prompts) * asked.n, model.engine.open_requests, model.rows, model.seconds)
-        job = ServedRequest(model, asked, prompts, self.bell(), constraints)
+        self.limits.check_queue(len(prompts) * parsed.n, model.engine.open_requests, model.rows, model.seconds)
+        job = ServedRequest(model, parsed, prompts, self.notifier(), constraints)
         shape, record = Shape(job), request.scope[RECORD]
-        record |= {"id": shape.id, "model": model.name, "depth": asked.options.get("depth", 1), "stream": asked.stream}
+        record |= {"id": shape.id, "model": model.name, "depth": parsed.options.get("depth", 1), "stream": parsed.stream}
 
         def end() -> None:
             self.metrics.count(job, time.perf_counter() - job.begun)
             record.update(job.usage, **({"gone": True} if job.gone else {}))
 
-        if asked.stream:
+        if parsed.stream:
             return EventStream(job, shape, end)
         try:
             async with watched(job, request.receive):
@@ -127,20 +126,19 @@ class Service:
         finally:
             end()
         if job.gone:
-            raise Refusal("the client went", status=499)
+            raise Refusal("client disconnected", status=499)
         headers = {"content-type": "application/json", "x-request-id": shape.id}
         return Response(await written(shape.whole()), headers=headers)
 
-    async def look(self, request: Request, view: SiteView) -> Response:
-        """Answers a view of a page, computed in a thread when its turn comes; of a client that went, nothing is computed."""
-        if self.draining:
-            raise Refusal("the server is shutting down", status=503, code="shutting_down", headers={"retry-after": "10"})
+    async def view(self, request: Request, view: SiteView) -> Response:
+        """Answers a view of a page, computed in a thread when its turn comes, unless the client has disconnected."""
+        self._check_open()
         fields = await self._read(request, lambda body: read_fields(body, view.fields))
         model = find_model(self.models, fields.get("model"))
         request.scope[RECORD] |= {"model": model.name}
         async with self.turns.turn():
             if await request.is_disconnected():
-                raise Refusal("the client went", status=499)
+                raise Refusal("client disconnected", status=499)
             try:
                 content = await asyncio.to_thread(lambda: _encoded(view.work(model, fields)))
             except ValueError as error:
@@ -154,6 +152,10 @@ class Service:
         if request.headers.get("if-none-match") == file.tag:
             return Response(status_code=304, headers=headers)
         return Response(file.content, headers=headers)
+
+    def _check_open(self) -> None:
+        if self.draining:
+            raise Refusal("the server is shutting down", status=503, code="shutting_down", headers={"retry-after": "10"})
 
     async def _read(self, request: Request, parse: Any) -> Any:
         try:
@@ -189,7 +191,7 @@ async def _refused(request: Request, error: Exception) -> Response:
 
 
 async def _failed(request: Request, error: Exception) -> Response:
-    """Answers what nobody foresaw; its traceback goes to the server's own log."""
+    """Answers an unexpected error; its traceback goes to the server's own log."""
     said = Refusal("an error of the server; its log has the traceback", status=500)
     return _json(said.body(), status=500, headers={"connection": "close"})  # uvicorn closes it, and a client would send into that
 
@@ -200,7 +202,7 @@ def _site_routes(service: Service, site: StaticSite) -> list[Route]:
     for name, file in read_files(site.folder).items():
         send = partial(service.send_file, file=file)
         routes.append(Route("/" if name == INDEX else f"/explorer/{name}", send, methods=["GET"]))
-    return routes + [Route(view.path, partial(service.look, view=view), methods=["POST"]) for view in site.views]
+    return routes + [Route(view.path, partial(service.view, view=view), methods=["POST"]) for view in site.views]
 
 
 class Origins(CORSMiddleware):

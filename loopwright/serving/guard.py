@@ -104,7 +104,7 @@ class Guard:
                     message: Any = await receive()
                     left = message.get("more_body", False)
                     if message["type"] == "http.disconnect":
-                        raise Refusal("body: the client went before it was sent", status=499)
+                        raise Refusal("body: client disconnected before it was sent", status=499)
                     size += len(message.get("body", b""))
                     self.limits.check_body(size)
                     parts.append(message.get("body", b""))

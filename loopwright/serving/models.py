@@ -1,6 +1,6 @@
 """A model as the server offers it: its engine, how deep and how long a request may be, and prompts as token ids.
 
-Messages to token ids, by the tokenizer's own chat template. A template of the client's is never taken.
+Messages become tokens by the tokenizer's own chat template. A template of the client's is never taken.
 """
 
 from __future__ import annotations
@@ -9,32 +9,18 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any, TypeVar
 
 from loopwright.confined import LimitError, LocalTokenizer
 from loopwright.generation.constraints import Constraint
+from loopwright.generation.detokenise import text_of
 from loopwright.generation.engine import Engine
 from loopwright.generation.exit_rules import EXITS, build_exit
 from loopwright.generation.generation_config import new_tokens
-from loopwright.generation.stream import text_of
 from loopwright.model.causal_lm import LoopedForCausalLM
 from loopwright.schema import suggest
-from loopwright.serving.schema import Refusal, ServerLimits, Wanted
-
-
-def chat_ids(words: LocalTokenizer, messages: list[dict[str, str]], *, opening: bool = True) -> list[int]:
-    """Returns the ids of a conversation with, or without, the opening of the answer."""
-    if words.tokenizer.chat_template is None:
-        raise Refusal(
-            "messages: this model's tokenizer has no chat template; use /v1/completions", param="messages", code="no_chat_template"
-        )
-    try:
-        return words.chat(messages, opening=opening)
-    except LimitError as error:
-        raise Refusal(f"messages: the model's chat template was stopped ({error})", param="messages") from None
-    except ValueError as error:
-        raise Refusal(str(error), param="messages") from None
-
+from loopwright.serving.schema import ParsedRequest, Refusal, ServerLimits
 
 T = TypeVar("T")
 READINGS = 2  # of the coda, that the pool is sized for: drafts take two
@@ -74,10 +60,10 @@ class ServedModel:
         context = max_tokens if config.positions == "none" else config.max_position_embeddings
         self.max_model_len = min(context, max_tokens)
         self.created = int(time.time())
-        self._decode = text_of(tokenizer)
-        self._spell = text_of(tokenizer, skip=False)
-        self._texts: dict[int, str] = {}
-        self._spelt: dict[int, str] = {}
+        decode, spell = text_of(tokenizer), text_of(tokenizer, skip=False)
+        self._decode = decode
+        self._text = cache(lambda token: decode([token]))  # every stream asks for those of single tokens again
+        self.word = cache(lambda token: spell([token]))  # the text of one token, of a control word too
         self.seconds = 1.0  # that a request took of late
 
     def _deepest(self, config: Any, limits: ServerLimits) -> int:
@@ -98,22 +84,22 @@ class ServedModel:
             "exits": [kind for kind in EXITS if _offered(kind, model)],
         }  # fmt: skip
 
-    def prompt_ids(self, wanted: Wanted) -> list[list[int]]:
+    def prompt_ids(self, parsed: ParsedRequest) -> list[list[int]]:
         """Returns the token ids of every prompt; refuses what is too long or unknown to the model."""
-        if wanted.chat:
-            prompts = [chat_ids(self.words, wanted.messages, opening=wanted.opening)]
+        if parsed.chat:
+            prompts = [chat_ids(self.words, parsed.messages, opening=parsed.opening)]
         else:
-            prompts = [one if isinstance(one, list) else self.encode(one) for one in wanted.prompts]
-        field = "messages" if wanted.chat else "prompt"
+            prompts = [one if isinstance(one, list) else self.encode(one) for one in parsed.prompts]
+        field = "messages" if parsed.chat else "prompt"
         return [self.check_ids(field, ids) for ids in prompts]
 
-    def constraints(self, wanted: Wanted, answers: int) -> list[Constraint]:
+    def constraints(self, parsed: ParsedRequest, answers: int) -> list[Constraint]:
         """Returns the form of each answer, compiled; none where none is asked for."""
-        form, options = wanted.options.get("constrain"), {"ignore_eos": wanted.options.get("ignore_eos", False)}
+        form, options = parsed.options.get("constrain"), {"ignore_eos": parsed.options.get("ignore_eos", False)}
         try:
             return [] if form is None else [self.engine.constraint(form, **options) for _ in range(answers)]
         except ValueError as error:  # it begins with the engine's name of the field
-            field, (_, _, reason) = wanted.form_field, str(error).partition(":")
+            field, (_, _, reason) = parsed.form_field, str(error).partition(":")
             raise Refusal(f"{field}:{reason}", param=field) from None
 
     def check_ids(self, field: str, ids: list[int]) -> list[int]:
@@ -132,18 +118,8 @@ class ServedModel:
         return ids
 
     def decode(self, ids: list[int]) -> str:
-        """Returns the text of tokens without control words. That of single tokens is kept: every stream asks for it again."""
-        if len(ids) != 1:
-            return self._decode(ids)
-        if ids[0] not in self._texts:
-            self._texts[ids[0]] = self._decode(ids)
-        return self._texts[ids[0]]
-
-    def word(self, token: int) -> str:
-        """Returns the text of one token, of a control word too, and keeps it."""
-        if token not in self._spelt:
-            self._spelt[token] = self._spell([token])
-        return self._spelt[token]
+        """Returns the text of tokens without control words."""
+        return self._text(ids[0]) if len(ids) == 1 else self._decode(ids)
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         """Returns the token ids of a text; `special` adds those that open or close one."""
@@ -167,31 +143,31 @@ class ServedModel:
                 return text
         return None
 
-    def options(self, wanted: Wanted) -> dict[str, Any]:
+    def options(self, parsed: ParsedRequest) -> dict[str, Any]:
         """Returns what to ask of the engine; where nothing is said, the temperature is 1, as clients expect."""
         config: Any = self.engine.model.generation_config
-        if "temperature" in wanted.options or config.do_sample is not None:
-            return wanted.options
-        return {**wanted.options, "temperature": 1.0 if config.temperature is None else config.temperature}
+        if "temperature" in parsed.options or config.do_sample is not None:
+            return parsed.options
+        return {**parsed.options, "temperature": 1.0 if config.temperature is None else config.temperature}
 
-    def new_tokens(self, wanted: Wanted, prompt: list[int]) -> int:
+    def new_tokens(self, parsed: ParsedRequest, prompt: list[int]) -> int:
         """Returns how many tokens an answer may have; refuses more than the limit, or than fit after the prompt."""
         room = self.max_model_len - len(prompt)
-        if wanted.max_tokens is None:
-            usual = new_tokens(self.engine.model, len(prompt), CHAT_TOKENS if wanted.chat else TEXT_TOKENS)
+        if parsed.max_tokens is None:
+            usual = new_tokens(self.engine.model, len(prompt), CHAT_TOKENS if parsed.chat else TEXT_TOKENS)
             length = min(usual, room, self.limits.new_tokens)
         else:
-            self.limits.check_new_tokens(wanted.tokens_field, wanted.max_tokens)
-            if wanted.max_tokens > room:
+            self.limits.check_new_tokens(parsed.tokens_field, parsed.max_tokens)
+            if parsed.max_tokens > room:
                 raise Refusal(
-                    f"{wanted.tokens_field}: {wanted.max_tokens:,} after a prompt of {len(prompt):,} is more than the "
+                    f"{parsed.tokens_field}: {parsed.max_tokens:,} after a prompt of {len(prompt):,} is more than the "
                     f"{self.max_model_len:,} tokens that fit (max_model_len)",
-                    param=wanted.tokens_field, code="context_length_exceeded",
+                    param=parsed.tokens_field, code="context_length_exceeded",
                 )  # fmt: skip
-            length = max(wanted.max_tokens, 1)  # none at all is left out of the answer
-        least = wanted.options.get("min_new_tokens", 0)
+            length = max(parsed.max_tokens, 1)  # none at all is left out of the answer
+        least = parsed.options.get("min_new_tokens", 0)
         if least > length:
-            raise Refusal(f"min_tokens: {least:,} is more than the {length:,} of {wanted.tokens_field}", param="min_tokens")
+            raise Refusal(f"min_tokens: {least:,} is more than the {length:,} of {parsed.tokens_field}", param="min_tokens")
         return length
 
     def took(self, seconds: float) -> None:
@@ -218,3 +194,17 @@ def find_model(models: Mapping[str, ServedModel], name: str | None) -> ServedMod
             f"model: {name[:100]!r} is not served here; {suggest(name, models)}", status=404, param="model", code="model_not_found"
         )
     return models[name]
+
+
+def chat_ids(words: LocalTokenizer, messages: list[dict[str, str]], *, opening: bool = True) -> list[int]:
+    """Returns the ids of a conversation with, or without, the opening of the answer."""
+    if words.tokenizer.chat_template is None:
+        raise Refusal(
+            "messages: this model's tokenizer has no chat template; use /v1/completions", param="messages", code="no_chat_template"
+        )
+    try:
+        return words.chat(messages, opening=opening)
+    except LimitError as error:
+        raise Refusal(f"messages: the model's chat template was stopped ({error})", param="messages") from None
+    except ValueError as error:
+        raise Refusal(str(error), param="messages") from None

@@ -1,6 +1,6 @@
-"""The access log: one JSON line per request, written by a thread of its own, so that a slow disk delays nobody.
+"""What an operator reads: the access log, and the metrics that Prometheus reads at /metrics.
 
-What Prometheus reads at /metrics: requests, tokens, steps and waiting times, and how full each engine is.
+The log is one JSON line per request, written by a thread of its own, so that a slow disk delays nobody.
 """
 
 from __future__ import annotations
@@ -25,6 +25,15 @@ from loopwright.serving.sse import Receive, Send
 HELD = 10_000  # lines that wait to be written; what comes beyond is counted and left out
 RECORD = "loopwright.record"  # where a scope holds what its handler says of the request
 LONGEST = 300  # characters of what a client wrote
+SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
+RAN = {
+    "ticks": "Ticks of the engine",
+    "row_steps": "Core steps, counted by row",
+    "token_steps": "Core steps, counted by token, those of earlier tokens that came along included",
+    "prefill_tokens": "Prompt tokens that were run",
+    "drafted": "Tokens drafted at a lower depth",
+    "accepted": "Drafted tokens that held",
+}
 
 
 class LineWriter:
@@ -67,11 +76,11 @@ class LogLines(logging.Handler):
 
     def __init__(self, write: Callable[[dict[str, Any]], object]) -> None:
         super().__init__(logging.ERROR)
-        self.own = write
+        self.hand_over = write
 
     def emit(self, record: logging.LogRecord) -> None:
         """Writes one record, its traceback included."""
-        self.own({"time": _now(), "level": record.levelname.lower(), "message": self.format(record)})
+        self.hand_over({"time": _now(), "level": record.levelname.lower(), "message": self.format(record)})
 
     def take(self, *names: str) -> None:
         """Becomes the one handler of these loggers. What is below an error, such as bytes that are no HTTP, is not worth a line."""
@@ -124,17 +133,6 @@ def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
-SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
-RAN = {
-    "ticks": "Ticks of the engine",
-    "row_steps": "Core steps, counted by row",
-    "token_steps": "Core steps, counted by token, those of earlier tokens that came along included",
-    "prefill_tokens": "Prompt tokens that were run",
-    "drafted": "Tokens drafted at a lower depth",
-    "accepted": "Drafted tokens that held",
-}
-
-
 class Metrics:
     """The numbers of one server, in a registry of its own."""
 
@@ -157,7 +155,7 @@ class Metrics:
         self.whole = seconds("request", "From the request to the end of its answer")
 
     def count(self, job: ServedRequest, seconds: float) -> None:
-        """Counts a job that has ended, or whose client has gone."""
+        """Counts a job that has ended, or whose client has disconnected."""
         name, usage = job.model.name, job.usage
         self.prompt_tokens.labels(name).inc(usage["prompt_tokens"])
         self.tokens.labels(name).inc(usage["completion_tokens"])

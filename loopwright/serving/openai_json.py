@@ -27,12 +27,12 @@ class Shape:
     """Writes one response: its id, its name for the model, and the form that its request asked for."""
 
     def __init__(self, job: ServedRequest) -> None:
-        self.job, self.wanted, self._word = job, job.wanted, job.model.word
-        self.id = f"{'chatcmpl' if self.wanted.chat else 'cmpl'}-{uuid.uuid4().hex}"
+        self.job, self.parsed, self._word = job, job.parsed, job.model.word
+        self.id = f"{'chatcmpl' if self.parsed.chat else 'cmpl'}-{uuid.uuid4().hex}"
         self.created = int(time.time())
         self._around: tuple[bytes, bytes] | None = None  # what stands before and after the choice of an event
-        extras = self.wanted.return_token_ids, self.wanted.return_depth_used, self.wanted.options.get("step_tokens")
-        self._tells_more = self.wanted.logprobs is not None or any(extras)
+        extras = self.parsed.return_token_ids, self.parsed.return_depth_used, self.parsed.options.get("step_tokens")
+        self._tells_more = self.parsed.logprobs is not None or any(extras)
         self._opened: set[int] = set()  # choices whose role was told
         self._offsets: dict[int, int] = {}  # characters of each choice so far
         self._kept: dict[int, dict[str, Any]] = {}  # of the whole response, by choice
@@ -44,21 +44,21 @@ class Shape:
     def event(self, answer: Answer, delta: Delta) -> bytes:
         """Returns one event of a stream as it is sent. What is the same in all of them is written once."""
         if self._around is None:
-            after = b'], "usage": null}\n\n' if self.wanted.include_usage else b"]}\n\n"
+            after = b'], "usage": null}\n\n' if self.parsed.include_usage else b"]}\n\n"
             self._around = event(self._frame("chunk")).removesuffix(b"}\n\n") + b', "choices": [', after
         return self._around[0] + self._written(answer, delta).encode() + self._around[1]
 
     def _written(self, answer: Answer, delta: Delta) -> str:
         """Returns `choice` as JSON. Most events tell of nothing but text: there only that is encoded."""
-        if delta.finish_reason is not None or self._tells_more or (self.wanted.chat and answer.index not in self._opened):
+        if delta.finish_reason is not None or self._tells_more or (self.parsed.chat and answer.index not in self._opened):
             return JSON.encode(self.choice(answer, delta))
-        before, after = ('"delta": {"content": ', "}") if self.wanted.chat else ('"text": ', "")
+        before, after = ('"delta": {"content": ', "}") if self.parsed.chat else ('"text": ', "")
         return f'{{"index": {answer.index}, {before}{quoted(delta.text)}{after}, "logprobs": null, "finish_reason": null}}'
 
     def choice(self, answer: Answer, delta: Delta) -> dict[str, Any]:
         """Returns what an event of a stream tells of an answer."""
         choice: dict[str, Any] = {"index": answer.index}
-        if self.wanted.chat:
+        if self.parsed.chat:
             role = {} if answer.index in self._opened else {"role": "assistant"}
             self._opened.add(answer.index)
             choice["delta"] = role | {"content": delta.text}
@@ -84,33 +84,33 @@ class Shape:
         choices = []
         for index, kept in sorted(self._kept.items()):
             text = "".join(kept.pop("text"))
-            said = {"message": {"role": "assistant", "content": text}} if self.wanted.chat else {"text": text}
+            said = {"message": {"role": "assistant", "content": text}} if self.parsed.chat else {"text": text}
             reason = {"finish_reason": kept.pop("finish_reason")}
             choices.append({"index": index} | said | kept | reason)
         return self._frame("whole") | {"choices": choices, "usage": self.job.usage}
 
     def _frame(self, kind: str) -> dict[str, Any]:
         chat = "chat.completion.chunk" if kind == "chunk" else "chat.completion"
-        name = chat if self.wanted.chat else "text_completion"
+        name = chat if self.parsed.chat else "text_completion"
         return {"id": self.id, "object": name, "created": self.created, "model": self.job.model.name}
 
     def _extras(self, delta: Delta) -> dict[str, Any]:
         """Returns what only a looped model has, and the ids, where they were asked for."""
         extras: dict[str, Any] = {}
-        if self.wanted.return_token_ids:
+        if self.parsed.return_token_ids:
             extras["token_ids"] = (delta.prompt or []) + delta.tokens
-        if self.wanted.return_depth_used:
+        if self.parsed.return_depth_used:
             extras["depth_used"] = delta.depths
-        if self.wanted.options.get("step_tokens"):
+        if self.parsed.options.get("step_tokens"):
             extras["step_tokens"] = [[self._listed(step) for step in steps] for steps in delta.step_tokens]
         return extras
 
     # log-probabilities
 
     def _scores(self, index: int, delta: Delta) -> dict[str, Any]:
-        if self.wanted.logprobs is None:
+        if self.parsed.logprobs is None:
             return {"logprobs": None}
-        if self.wanted.chat:
+        if self.parsed.chat:
             rows = zip(delta.tokens, delta.scores, strict=True)
             content = [self._entry(token, score.logprob) | {"top_logprobs": self._listed(score.top)} for token, score in rows]
             return {"logprobs": {"content": content}}
@@ -133,7 +133,7 @@ class Shape:
 
     def _tops(self, token: int, score: TokenScore | None) -> dict[str, float | None] | None:
         """Returns the likeliest tokens by their text, and the token itself; two that read alike are told once, the likelier."""
-        if score is None or not self.wanted.logprobs:
+        if score is None or not self.parsed.logprobs:
             return None
         tops: dict[str, float | None] = {}
         for one, logprob in (*score.top, (token, score.logprob)):

@@ -1,8 +1,7 @@
-"""The fields of a request: one table each for chat, text and tokenizing, and what they come to for the engine.
+"""What a request may ask for: one table of fields each for chat, text and tokenizing, the server's limits, and refusals.
 
-A field that is not in the table is refused by name; null counts as left out, because clients send it for what they do not set.
-
-What a request may ask for, and what a client is told where it asks for more: a status, one line, the name of the field.
+A field that is not in the table is refused by name; null counts as left out, because clients send it for what they do not set. A
+refusal tells the client a status, one line and the name of the field.
 """
 
 from __future__ import annotations
@@ -16,12 +15,18 @@ from typing import Any
 from loopwright.errors import one_line
 from loopwright.generation.constraints import checked_kind
 from loopwright.generation.exit_rules import parse_exit
-from loopwright.schema import refuse_unknown
+from loopwright.schema import is_number, is_whole, refuse_unknown
 from loopwright.untrusted import NotPlainError, parse_json, shown
 
 LONGEST_LINE, LONGEST_NAME = 1000, 100  # characters of a message and of a field in it; hostile requests hold longer names
-MOST_TOLD = 2**19  # words beside the tokens of one answer: about 30 MB of JSON
+MOST_REPORTED = 2**19  # words beside the tokens of one answer: about 30 MB of JSON
 KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
+MOST_TOP = 20  # likeliest tokens beside each, as OpenAI has it
+MOST_STOPS, LONGEST_STOP, MOST_BIASES, LARGEST_BIAS = 16, 200, 1024, 100
+WHOLE = 2**63
+ROLES = ("system", "developer", "user", "assistant")
+
+Check = Callable[[str, Any], Any]
 
 
 class Refusal(Exception):  # noqa: N818 - not an error of ours
@@ -83,12 +88,12 @@ class ServerLimits:
                 f"{field}: {count:,} is more than {self.new_tokens:,}, this server's limit (--max-new-tokens)", param=field
             )
 
-    def check_told(self, tokens: int, words: int, field: str) -> None:
+    def check_reported(self, tokens: int, words: int, field: str) -> None:
         """Refuses an answer that would tell of too many likeliest tokens: all of it is kept until it is sent."""
-        if tokens * words > MOST_TOLD:
+        if tokens * words > MOST_REPORTED:
             raise Refusal(
-                f"{field}: {tokens:,} tokens of prompts and answers with {words} words each are more than {MOST_TOLD:,}; ask for "
-                "fewer likeliest tokens, or send fewer prompts",
+                f"{field}: {tokens:,} tokens of prompts and answers with {words} words each are more than {MOST_REPORTED:,}; ask "
+                "for fewer likeliest tokens, or send fewer prompts",
                 param=field,
             )  # fmt: skip
 
@@ -108,14 +113,6 @@ class ServerLimits:
             )  # fmt: skip
 
 
-MOST_TOP = 20  # likeliest tokens beside each, as OpenAI has it
-MOST_STOPS, LONGEST_STOP, MOST_BIASES, LARGEST_BIAS = 16, 200, 1024, 100
-WHOLE = 2**63
-ROLES = ("system", "developer", "user", "assistant")
-
-Check = Callable[[str, Any], Any]
-
-
 def _refuse(name: str, value: Any, allowed: str) -> Refusal:
     return Refusal(f"{name}: {shown(value)}; allowed: {allowed}", param=name)
 
@@ -124,7 +121,7 @@ def whole(low: int, high: int = WHOLE) -> Check:
     """Returns the check of a whole number."""
 
     def check(name: str, value: Any) -> int:
-        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        if not is_whole(value, low, high):
             most = f" and at most {high:,}" if high < WHOLE else ""
             raise _refuse(name, value, f"a whole number of at least {low}{most}")
         return value
@@ -136,7 +133,7 @@ def number(low: float, high: float) -> Check:
     """Returns the check of a finite number."""
 
     def check(name: str, value: Any) -> float:
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or not low <= value <= high:
+        if not is_number(value, low, high):
             raise _refuse(name, value, f"a number from {low:g} to {high:g}")
         return value
 
@@ -190,7 +187,7 @@ def _top_k(name: str, value: Any) -> int:
 
 
 def _ids(name: str, value: Any) -> list[int]:
-    if not isinstance(value, list) or not all(isinstance(token, int) and not isinstance(token, bool) for token in value):
+    if not isinstance(value, list) or not all(is_whole(token) for token in value):
         raise _refuse(name, value, "a list of token ids")
     return value
 
@@ -362,7 +359,7 @@ TOKENIZE: dict[str, Check] = {
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ParsedRequest:
     """A checked request: what to submit, and how to answer."""
 
     chat: bool
@@ -384,8 +381,8 @@ class Wanted:
     form_field: str = "structured_outputs"  # the one that gives the answer a form, for messages
 
     @property
-    def told(self) -> int:
-        """The words that are told beside each token: the likeliest ones, and those of each step."""
+    def reported(self) -> int:
+        """The words that are reported beside each token: the likeliest ones, and those of each step."""
         scored = 0 if self.logprobs is None else 1 + self.logprobs
         return scored + self.options.get("step_tokens", 0) * self.options.get("depth", 1)
 
@@ -421,7 +418,7 @@ def engine_refusal(error: ValueError) -> Refusal:
     return Refusal(str(error), param=word if word in TEXT or word in CHAT else None)
 
 
-def wanted(body: bytes, *, chat: bool) -> Wanted:
+def parse_request(body: bytes, *, chat: bool) -> ParsedRequest:
     """Returns what a body of /v1/chat/completions or /v1/completions asks for; refuses fields that do not go together."""
     fields = read_fields(body, CHAT if chat else TEXT)
     main = "messages" if chat else "prompt"
@@ -448,7 +445,7 @@ def wanted(body: bytes, *, chat: bool) -> Wanted:
         raise Refusal("structured_outputs: given with response_format; keep one", param="structured_outputs")
     if form is not None:
         options["constrain"] = form
-    return Wanted(
+    return ParsedRequest(
         chat, fields.get("model"), fields.get("prompt", []), fields.get("messages", []),
         options | {
             "stop": [*fields.get("stop", []), *fields.get("stop_token_ids", [])], "logprobs": logprobs is not None,

@@ -1,6 +1,6 @@
-"""Server-sent events: a job as a stream of JSON lines, cancelled when its reader goes.
+"""Server-sent events: a job as a stream of JSON lines, cancelled when its client disconnects.
 
-An HTTP connection that gives up on a peer: one that sends no whole head, that reads nothing, or that sends what is no HTTP.
+They are written to a connection that gives up on a peer that sends no whole head, reads nothing, or sends what is no HTTP.
 """
 
 from __future__ import annotations
@@ -19,6 +19,10 @@ from loopwright.serving.openai_json import Shape, event
 from loopwright.serving.schema import Refusal
 
 OWN = "loopwright.connection"  # where the state of a scope holds the connection
+PATIENCE = 15.0  # seconds without a token before a comment is sent, so that proxies keep the connection
+
+Receive = Callable[[], Awaitable[Any]]
+Send = Callable[[Any], Awaitable[None]]
 
 
 class Connection(H11Protocol):
@@ -99,12 +103,6 @@ def connection_of(scope: Any) -> Connection | None:
     return scope.get("state", {}).get(OWN) if scope.get("http_version") == "1.1" else None
 
 
-PATIENCE = 15.0  # seconds without a token before a comment is sent, so that proxies keep the connection
-
-Receive = Callable[[], Awaitable[Any]]
-Send = Callable[[Any], Awaitable[None]]
-
-
 async def events(job: ServedRequest, shape: Shape, patience: float = PATIENCE) -> AsyncIterator[bytes]:
     """Yields the events of a job to its end. What fails on the way is told as an event: the status is long sent."""
     try:
@@ -116,12 +114,12 @@ async def events(job: ServedRequest, shape: Shape, patience: float = PATIENCE) -
 
 
 def _ending(job: ServedRequest, shape: Shape) -> bytes:
-    return (event(shape.last()) if job.wanted.include_usage else b"") + b"data: [DONE]\n\n"
+    return (event(shape.last()) if job.parsed.include_usage else b"") + b"data: [DONE]\n\n"
 
 
 @contextlib.asynccontextmanager
 async def watched(job: ServedRequest, receive: Receive) -> AsyncIterator[None]:
-    """While the block runs, a client that goes cancels its job; so does leaving the block before the end."""
+    """While the block runs, a client that disconnects cancels its job; so does leaving the block before the end."""
 
     async def watch() -> None:
         while (await receive())["type"] != "http.disconnect":

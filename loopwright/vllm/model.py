@@ -1,8 +1,7 @@
 """A looped model as vLLM runs it: our modules, and one of vLLM's Attention layers for each slot of keys.
 
-What vLLM's V2 model runner keeps beside the model: the depth of each request.
-
-The linear maps of the blocks as vLLM's own, which split them over devices and quantise them.
+Where several devices share a layer, or weights are quantised, the linear maps of the blocks are vLLM's own. Its V2 model runner
+keeps the depth of each request beside the model.
 """
 
 from __future__ import annotations
@@ -109,7 +108,6 @@ class LoopedForVllm(nn.Module):
     @staticmethod
     def get_model_state_cls() -> type:
         """Returns what the V2 model runner keeps beside the model; the V1 runner never asks."""
-
         return LoopedModelState
 
     def embed_input_ids(self, input_ids: Tensor) -> Tensor:

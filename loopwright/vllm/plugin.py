@@ -1,12 +1,11 @@
 """The entry point `vllm.general_plugins`: makes vLLM know our folders. It runs in each of vLLM's processes.
 
-The depth of a single request: `vllm_xargs: {"depth": 2}` over HTTP, `SamplingParams(extra_args={"depth": 2})` in Python.
-
+A request may have a depth of its own: `vllm_xargs: {"depth": 2}` over HTTP, `SamplingParams(extra_args={"depth": 2})` in Python.
 The depth that vLLM was started with is the most, because slots are made for it. Tokens of all requests go through the core
 together; a request that asked for less keeps its state in the later steps. A batch runs as many steps as its deepest request,
 outside of CUDA graphs; a captured graph always runs all of them.
 
-What of a looped model vLLM can run, asked of its config before anything is built; the rest is refused by name.
+What vLLM cannot run of a looped model is refused by its name, from the config, before anything is built.
 """
 
 from __future__ import annotations
@@ -24,7 +23,11 @@ from loopwright.model.parts.adapters import ADAPTERS
 from loopwright.schema import is_whole, options_of
 from loopwright.untrusted import shown
 
+ARCHITECTURE = "LoopedForCausalLM"
+TRIED = ("0.25", "0.32")  # docs/vllm.md says what was run with each
 FIELD = "depth"
+# what a page of keys can hold of a pooled state: a chunk's mean would need the running sums of single earlier tokens
+POOLINGS = ("prefix", "token", "none")
 
 
 def wanted_depth(extra: Mapping[str, Any] | None, config: LoopedConfig) -> int:
@@ -78,10 +81,6 @@ class DepthTable:
         return {"depths": self.tokens[:tokens], "steps": self.depth}
 
 
-ARCHITECTURE = "LoopedForCausalLM"
-TRIED = ("0.25", "0.32")  # docs/vllm.md says what was run with each
-
-
 def register() -> None:
     """Tells vLLM which class runs our models, and has their requests salted by depth; the second call does nothing."""
     from vllm import ModelRegistry, __version__
@@ -107,7 +106,6 @@ def salting(process: Callable[..., Any]) -> Callable[..., Any]:
 
     vLLM finds cached blocks by their tokens alone. It has a salt per request for that, but no place where a model could set it.
     """
-
     from vllm.exceptions import VLLMValidationError
 
     @functools.wraps(process)
@@ -124,10 +122,6 @@ def salting(process: Callable[..., Any]) -> Callable[..., Any]:
         return request
 
     return process_and_salt
-
-
-# what a page of keys can hold of a pooled state: a chunk's mean would need the running sums of single earlier tokens
-POOLINGS = ("prefix", "token", "none")
 
 
 def check_expressible(config: LoopedConfig, *, ranks: int = 1, quantised: str | None = None) -> None:

@@ -16,7 +16,7 @@ import torch
 from loopwright.generation.request import Request, RequestOptions
 from loopwright.generation.scheduler import Scheduler
 from loopwright.model.presets import PRESETS
-from tests.generation.mix import answer, check, constrained, make, random_wish, serve, uneven
+from tests.generation.mix import answer, check, constrained, make, random_options, serve, with_mixed_depth
 
 NAMES = [f"{name}-tiny" for name in sorted(PRESETS)]
 REQUESTS = 50  # of each preset
@@ -26,14 +26,14 @@ REQUESTS = 50  # of each preset
 @pytest.mark.parametrize("name", NAMES)
 def test_engine_is_alone(name: str) -> None:
     model, draw = make(name), random.Random(name)
-    wishes = [random_wish(model, draw) for _ in range(REQUESTS)]
-    wishes = [uneven(model, wish, draw) if draw.random() < 0.5 else wish for wish in wishes]
+    requested = [random_options(model, draw) for _ in range(REQUESTS)]
+    requested = [with_mixed_depth(model, options, draw) if draw.random() < 0.5 else options for options in requested]
     if find_spec("llguidance") is not None and model.config.vocab_size == 96:
-        wishes = wishes[: REQUESTS // 2] + constrained(wishes[REQUESTS // 2 :], draw)
-    answers = [answer(model, wish) for wish in wishes]
+        requested = requested[: REQUESTS // 2] + constrained(requested[REQUESTS // 2 :], draw)
+    answers = [answer(model, options) for options in requested]
     for rows, tokens, chunk, lag in ((4, 120, 3, 0), (7, 400, 64, 1)):
         scheduler = Scheduler(model, rows=rows, tokens=tokens, chunk=chunk, lag=lag)
-        requests, cancelled = serve(scheduler, wishes, draw, cancels=0.05)
+        requests, cancelled = serve(scheduler, requested, draw, cancels=0.05)
         wrong = check(model, requests, cancelled, answers)
         print(f"{name}: {len(requests)} requests ({len(cancelled)} cancelled) in {rows} rows, lag {lag}: {wrong} wrong")
         assert wrong == 0

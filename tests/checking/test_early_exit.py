@@ -10,8 +10,8 @@ from torch import Tensor
 
 import loopwright as lw
 from loopwright.checking import steps as early_exit
+from loopwright.generation.mixed_depth import StateHistory
 from loopwright.generation.request import RequestOptions
-from loopwright.generation.trail import Trail
 from tests.cases import noisy
 from tests.evaluation.foreign import Bare
 from tests.generation.tiny import DENSE
@@ -33,12 +33,12 @@ def test_copied_keys_fail(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_states_that_are_kept_wrongly_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    begin = Trail.begin
+    begin = StateHistory.begin
 
-    def off(self: Trail, first: int, e: Tensor, s: Tensor) -> None:
+    def off(self: StateHistory, first: int, e: Tensor, s: Tensor) -> None:
         begin(self, first, 1.5 * e, s)
 
-    monkeypatch.setattr(Trail, "begin", off)
+    monkeypatch.setattr(StateHistory, "begin", off)
     found = row(noisy("huginn-tiny"))
     assert found.passed is False and "never leaving" in found.detail
 

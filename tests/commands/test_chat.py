@@ -125,7 +125,7 @@ def test_an_interrupt_keeps_what_came(folder: Path, monkeypatch: pytest.MonkeyPa
 
     def interrupted(self: Request) -> Any:
         for place, token in enumerate(plain(self)):
-            if place == 2 and len(self.wish.prompt) == 3:
+            if place == 2 and len(self.options.prompt) == 3:
                 raise KeyboardInterrupt
             yield token
 

@@ -11,10 +11,10 @@ import torch
 import loopwright as lw
 from loopwright.generation.constraints import ConstrainedVocabulary
 from loopwright.generation.exit_rules import ExitRule, build_exit, mean_state
+from loopwright.generation.passes import mean_read
 from loopwright.generation.request import Request, RequestOptions
 from loopwright.generation.sampling import GrammarEnd, HashedDraws, Sampling, TokenCounts, sample
 from loopwright.generation.scheduler import Scheduler
-from loopwright.generation.trail import mean_read
 from tests.cases import noisy
 from tests.generation.tiny import letter_tokenizer
 
@@ -65,7 +65,7 @@ def random_sampling(draw: random.Random, known: int) -> Sampling:
     )
 
 
-def random_wish(model: lw.LoopedForCausalLM, draw: random.Random, *, longest: int = 10) -> RequestOptions:
+def random_options(model: lw.LoopedForCausalLM, draw: random.Random, *, longest: int = 10) -> RequestOptions:
     known = model.config.vocab_size
     return RequestOptions(
         prompt=tuple(draw.randrange(known) for _ in range(draw.randint(1, longest))),
@@ -81,84 +81,84 @@ def random_wish(model: lw.LoopedForCausalLM, draw: random.Random, *, longest: in
 
 
 @torch.no_grad()
-def alone(model: lw.LoopedForCausalLM, wish: RequestOptions) -> list[int]:
+def alone(model: lw.LoopedForCausalLM, options: RequestOptions) -> list[int]:
     """Returns the answer of transformers' `generate` to one request."""
-    ids = torch.tensor([wish.prompt])
-    given: dict[str, Any] = {} if not model.config.is_looped else {"depth": wish.depth}
-    if wish.state_seed is not None:
-        given["state_seed"] = wish.state_seed
-    if wish.sampling.changes_scores or wish.constraint is not None:
-        draws = HashedDraws(wish.sampling, wish.seed, ids.shape[1], wish.constraint)
+    ids = torch.tensor([options.prompt])
+    given: dict[str, Any] = {} if not model.config.is_looped else {"depth": options.depth}
+    if options.state_seed is not None:
+        given["state_seed"] = options.state_seed
+    if options.sampling.changes_scores or options.constraint is not None:
+        draws = HashedDraws(options.sampling, options.seed, ids.shape[1], options.constraint)
         given["logits_processor"] = [draws]
-        given["stopping_criteria"] = [] if wish.constraint is None else [GrammarEnd(draws)]
-    ends = sorted(wish.ends) or None
-    if ends and wish.min_new_tokens:
-        given["min_new_tokens"] = wish.min_new_tokens
+        given["stopping_criteria"] = [] if options.constraint is None else [GrammarEnd(draws)]
+    ends = sorted(options.ends) or None
+    if ends and options.min_new_tokens:
+        given["min_new_tokens"] = options.min_new_tokens
     made = model.generate(
-        ids, attention_mask=torch.ones_like(ids), max_new_tokens=wish.max_new_tokens, do_sample=False, eos_token_id=ends,
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=options.max_new_tokens, do_sample=False, eos_token_id=ends,
         pad_token_id=0, **given,
     )  # fmt: skip
     return made[0, ids.shape[1] :].tolist()
 
 
 @torch.no_grad()
-def recomputed(model: lw.LoopedForCausalLM, wish: RequestOptions) -> tuple[list[int], list[int]]:
+def recomputed(model: lw.LoopedForCausalLM, options: RequestOptions) -> tuple[list[int], list[int]]:
     """Returns tokens and exit depths where every token is decided by a full pass over all tokens before it."""
-    text, depths = list(wish.prompt), []
-    rule: ExitRule = wish.exit  # type: ignore[assignment]
-    grammar = None if wish.constraint is None else wish.constraint.begin()
-    while len(text) - len(wish.prompt) < wish.max_new_tokens:
-        out = model(torch.tensor([text]), depth=wish.depth, output_steps=True, state_seed=wish.state_seed)
+    text, depths = list(options.prompt), []
+    rule: ExitRule = options.exit  # type: ignore[assignment]
+    grammar = None if options.constraint is None else options.constraint.begin()
+    while len(text) - len(options.prompt) < options.max_new_tokens:
+        out = model(torch.tensor([text]), depth=options.depth, output_steps=True, state_seed=options.state_seed)
         e, p = model.embed(torch.tensor([text]))
-        before, memory = model.start_state(e, p, wish.state_seed)[0, -1], {}
+        before, memory = model.start_state(e, p, options.state_seed)[0, -1], {}
         for t, (s, logits) in enumerate(zip(out.states, out.step_logits, strict=True)):
-            if t + 1 == wish.depth or rule.leaves(model, before, s[0, -1], logits[0, -1], memory):
+            if t + 1 == options.depth or rule.leaves(model, before, s[0, -1], logits[0, -1], memory):
                 break
             before = s[0, -1]
-        if rule.mixes:  # what is read out is the mean of the states so far
+        if rule.averages_states:  # what is read out is the mean of the states so far
             logits = model.read_out(mean_state(model, out.states[: t + 1]), p)
-        seen = TokenCounts(torch.tensor(wish.prompt), model.config.vocab_size).after(text[len(wish.prompt) :])
-        text.append(int(sample(logits[:, -1], [wish.draw(len(text) - len(wish.prompt))], [seen], [grammar])))
+        seen = TokenCounts(torch.tensor(options.prompt), model.config.vocab_size).after(text[len(options.prompt) :])
+        text.append(int(sample(logits[:, -1], [options.draw(len(text) - len(options.prompt))], [seen], [grammar])))
         depths.append(t + 1)
         if grammar is not None:
             grammar.take(text[-1:])
-        if text[-1] in wish.ends or (grammar is not None and grammar.ended):
+        if text[-1] in options.ends or (grammar is not None and grammar.ended):
             break
-    return text[len(wish.prompt) :], depths
+    return text[len(options.prompt) :], depths
 
 
-def answer(model: lw.LoopedForCausalLM, wish: RequestOptions) -> tuple[list[int], list[int]]:
+def answer(model: lw.LoopedForCausalLM, options: RequestOptions) -> tuple[list[int], list[int]]:
     """Returns tokens and depths of one request alone."""
-    if wish.exit is not None:
-        return recomputed(model, wish)
-    tokens = alone(model, wish)
-    return tokens, [wish.depth] * len(tokens)
+    if options.exit is not None:
+        return recomputed(model, options)
+    tokens = alone(model, options)
+    return tokens, [options.depth] * len(tokens)
 
 
-def uneven(model: lw.LoopedForCausalLM, wish: RequestOptions, draw: random.Random) -> RequestOptions:
+def with_mixed_depth(model: lw.LoopedForCausalLM, options: RequestOptions, draw: random.Random) -> RequestOptions:
     """Returns a request with an exit rule or with drafts, where the model has steps to leave or to draft at."""
-    if not model.config.is_looped or wish.depth == 1 or mean_read(model):
-        return wish  # of the mean of states: tests/generation/test_engine.py
+    if not model.config.is_looped or options.depth == 1 or mean_read(model):
+        return options  # of the mean of states: tests/generation/test_engine.py
     if draw.random() < 0.5:
-        return replace(wish, draft_depth=draw.randint(1, wish.depth - 1), draft_tokens=draw.randint(2, 5))
+        return replace(options, draft_depth=draw.randint(1, options.depth - 1), draft_tokens=draw.randint(2, 5))
     learned: dict[str, list[Any]] = {"exit": [{"kind": "gate", "threshold": 0.6}], "act": ["act"], "none": []}
     rules = [*RULES, *learned[model.config.halting["kind"]]]
-    return replace(wish, exit=build_exit(draw.choice(rules), model))
+    return replace(options, exit=build_exit(draw.choice(rules), model))
 
 
-def constrained(wishes: list[RequestOptions], draw: random.Random) -> list[RequestOptions]:
+def constrained(requested: list[RequestOptions], draw: random.Random) -> list[RequestOptions]:
     """Returns the requests, some with a form that their answers must have; needs llguidance."""
     vocabulary = ConstrainedVocabulary(letter_tokenizer(), 96)
     forms = [vocabulary.constraint(form, ends) for form in FORMS for ends in ((), (95,), (95, 3))]
-    return [replace(wish, constraint=draw.choice(forms)) if draw.random() < 0.7 else wish for wish in wishes]
+    return [replace(options, constraint=draw.choice(forms)) if draw.random() < 0.7 else options for options in requested]
 
 
 @torch.no_grad()
 def serve(
-    scheduler: Scheduler, wishes: list[RequestOptions], draw: random.Random, *, cancels: float = 0.0, patience: int = 100_000
+    scheduler: Scheduler, requested: list[RequestOptions], draw: random.Random, *, cancels: float = 0.0, patience: int = 100_000
 ) -> tuple[list[Request], set[int]]:
     """Returns the requests, served to the end, and which of them were cancelled; arrivals and cancellations are drawn."""
-    requests = [Request(wish) for wish in wishes]
+    requests = [Request(options) for options in requested]
     coming, cancelled = list(range(len(requests))), set()
     while coming or scheduler.busy:
         while coming and draw.random() < 0.4:
@@ -185,11 +185,11 @@ def check(
                 result.finish_reason == "cancelled"
             )
             continue
-        ended = "stop" if tokens[-1] in request.wish.ends or _form_ends(request.wish, tokens) else "length"
+        ended = "stop" if tokens[-1] in request.options.ends or _form_ends(request.options, tokens) else "length"
         wrong += (result.tokens, result.depths, result.finish_reason) != (tokens, depths, ended)
-        wrong += (result.logprobs is None) == request.wish.logprobs
+        wrong += (result.logprobs is None) == request.options.logprobs
     return wrong
 
 
-def _form_ends(wish: RequestOptions, tokens: list[int]) -> bool:
-    return wish.constraint is not None and wish.constraint.begin().after(tokens).ended
+def _form_ends(options: RequestOptions, tokens: list[int]) -> bool:
+    return options.constraint is not None and options.constraint.begin().after(tokens).ended

@@ -60,7 +60,7 @@ def test_a_request_streams_and_draws_by_its_seed() -> None:
         called = engine.submit([3, 4, 5], max_new_tokens=6, temperature=2.0, seed=2, on_token=seen.append)
         tokens = [list(request) for request in same]
         assert tokens[0] == tokens[1] != tokens[2] == list(called) == seen
-        assert same[0].result().tokens == tokens[0] == alone(model, same[0].wish)
+        assert same[0].result().tokens == tokens[0] == alone(model, same[0].options)
 
 
 @pytest.mark.long
@@ -117,14 +117,14 @@ def test_a_model_that_answers_by_the_mean_of_its_states(kind: str, coda: int) ->
         assert [result.tokens for result in results] == tokens
         scores = model(torch.tensor(prompts[:1]), depth=5).logits[0].log_softmax(-1)[range(6), prompts[0][1:]]
         assert [one.logprob for one in results[0].prompt_logprobs] == pytest.approx(scores.tolist(), abs=1e-9)
-        wishes: list[dict[str, Any]] = [{"draft_depth": 2}, {"exit": "never"}, {"step_tokens": 1}]
-        for wish in wishes:
+        requested: list[dict[str, Any]] = [{"draft_depth": 2}, {"exit": "never"}, {"step_tokens": 1}]
+        for options in requested:
             if coda or kind == "universal-act":
-                name = next(iter(wish))
+                name = next(iter(options))
                 with pytest.raises(ValueError, match=f"{name}: the model answers by the mean of its states and has"):
-                    engine.submit(prompts[0], depth=5, **wish)
+                    engine.submit(prompts[0], depth=5, **options)
             else:
-                assert engine.submit(prompts[0], depth=5, max_new_tokens=5, ignore_eos=True, **wish).result().tokens == tokens[0]
+                assert engine.submit(prompts[0], depth=5, max_new_tokens=5, ignore_eos=True, **options).result().tokens == tokens[0]
         if not coda and kind != "universal-act":  # leaves where its weights end
             left = engine.submit(prompts[0], depth=5, max_new_tokens=5, ignore_eos=True, exit="act").result()
             assert left.tokens == tokens[0] and min(left.depths) < 5
@@ -275,14 +275,14 @@ def test_an_error_inside_the_context_does_not_wait() -> None:
 
 
 def test_leaving_the_context_waits_for_a_request_that_is_being_admitted(monkeypatch: pytest.MonkeyPatch) -> None:
-    seating, seated = threading.Event(), Scheduler._seated
+    seating, seated = threading.Event(), Scheduler._start
 
     def slow(self: Scheduler, request: Any, row: Any) -> Any:
         seating.set()
         time.sleep(0.05)  # neither waiting nor running
         return seated(self, request, row)
 
-    monkeypatch.setattr(Scheduler, "_seated", slow)
+    monkeypatch.setattr(Scheduler, "_start", slow)
     with Engine(make("huginn-tiny"), max_rows=1, max_tokens=64) as engine:
         request = engine.submit([3, 4], max_new_tokens=2)
         assert seating.wait(10)
@@ -449,10 +449,10 @@ def test_what_reads_the_future_and_does_not_say_so_is_refused_too(name: str, mon
 def test_on_a_gpu_the_results_are_those_of_generate(name: str) -> None:
     model = noisy(name, std=0.1).cuda()
     steps = model.config.max_steps or 6
-    wishes = [{"prompt": [3 + i] * (2 + 3 * (i % 4)), "depth": 1 + i % steps} for i in range(9)]
+    requested = [{"prompt": [3 + i] * (2 + 3 * (i % 4)), "depth": 1 + i % steps} for i in range(9)]
     with Engine(model, max_rows=4, max_tokens=128) as engine:
-        results = engine.generate(wishes, max_new_tokens=6)
-    for wish, result in zip(wishes, results, strict=True):
-        ids = torch.tensor([wish["prompt"]], device="cuda")
-        made = model.generate(ids, depth=wish["depth"], max_new_tokens=6, do_sample=False, eos_token_id=None, pad_token_id=0)
+        results = engine.generate(requested, max_new_tokens=6)
+    for options, result in zip(requested, results, strict=True):
+        ids = torch.tensor([options["prompt"]], device="cuda")
+        made = model.generate(ids, depth=options["depth"], max_new_tokens=6, do_sample=False, eos_token_id=None, pad_token_id=0)
         assert result.tokens == made[0, ids.shape[1] :].tolist()

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import GenerationConfig
 
 import loopwright as lw
-from loopwright.generation.engine import Engine, stream_uneven
+from loopwright.generation.engine import Engine
 from loopwright.generation.generation_config import (
     IDLE,
     OBEYED,
@@ -29,7 +29,7 @@ from loopwright.generation.generation_config import (
     with_tokens_of,
 )
 from loopwright.generation.sampling import Draw, Sampling, gumbel
-from loopwright.generation.stream import stream
+from loopwright.generation.stream import stream, stream_mixed
 from tests.generation.mix import make
 from tests.generation.tiny import letter_tokenizer
 
@@ -173,7 +173,7 @@ def test_what_only_generate_offers_is_refused_by_name(name: str, value: Any) -> 
     with pytest.raises(ValueError, match=message):
         stream(model, WORDS, torch.tensor([[3]]), write=print)
     with pytest.raises(ValueError, match=message):
-        stream_uneven(model, WORDS, torch.tensor([[3]]), write=print, draft_depth=1)
+        stream_mixed(model, WORDS, torch.tensor([[3]]), write=print, draft_depth=1)
 
 
 def test_cuts_that_are_not_offered_are_refused_where_tokens_are_drawn() -> None:
@@ -216,7 +216,7 @@ def test_values_of_another_form_are_refused_on_every_path(name: str, value: Any)
         lambda: Engine(model, WORDS),
         lambda: engine.submit([3]),
         lambda: stream(model, WORDS, ids, write=print),
-        lambda: stream_uneven(model, WORDS, ids, write=print, draft_depth=1),
+        lambda: stream_mixed(model, WORDS, ids, write=print, draft_depth=1),
     ):
         with pytest.raises(ValueError, match=message) as caught:
             ask()

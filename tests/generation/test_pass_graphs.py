@@ -16,7 +16,7 @@ from loopwright.generation.request import Request, RequestOptions
 from loopwright.generation.scheduler import Scheduler
 from loopwright.model.keys.pool import KeyPool
 from tests.cases import gap, noisy, some
-from tests.generation.mix import answer, check, make, random_wish, serve, uneven
+from tests.generation.mix import answer, check, make, random_options, serve, with_mixed_depth
 
 CHANGES: dict[str, dict] = {
     "huginn": {},
@@ -70,10 +70,10 @@ def answers(model: lw.LoopedForCausalLM, *, graphs: bool) -> list[list[int]]:
     if not graphs:
         scheduler.graphs, scheduler.passes = None, Passes(model, scheduler.pool)
     exit_rule = build_exit({"kind": "change", "threshold": 0.5}, model)
-    options = [{}, {"exit": exit_rule}, {"draft_depth": 1, "draft_tokens": 3}, {}, {"exit": exit_rule}, {"draft_depth": 2}]
+    fields = [{}, {"exit": exit_rule}, {"draft_depth": 1, "draft_tokens": 3}, {}, {"exit": exit_rule}, {"draft_depth": 2}]
     depth = min(4, model.config.max_steps or 4)  # beyond it there are no parameters; an engine refuses such a request
-    wishes = [RequestOptions(tuple(range(2, 2 + n)), depth, 9, **o) for n, o in zip((40, 3, 9, 70, 33, 20), options, strict=True)]
-    requests = [Request(wish) for wish in wishes]
+    requested = [RequestOptions(tuple(range(2, 2 + n)), depth, 9, **o) for n, o in zip((40, 3, 9, 70, 33, 20), fields, strict=True)]
+    requests = [Request(options) for options in requested]
     for request in requests:
         scheduler.add(request)
     while scheduler.busy:
@@ -92,7 +92,7 @@ def test_captured_is_row_by_row(name: str) -> None:
 
 def mixed(model: lw.LoopedForCausalLM, count: int) -> tuple[list[RequestOptions], random.Random]:
     draw = random.Random(5)
-    return [uneven(model, random_wish(model, draw, longest=40), draw) for _ in range(count)], draw
+    return [with_mixed_depth(model, random_options(model, draw, longest=40), draw) for _ in range(count)], draw
 
 
 @pytest.mark.gpu
@@ -100,11 +100,11 @@ def mixed(model: lw.LoopedForCausalLM, count: int) -> tuple[list[RequestOptions]
 def test_on_a_gpu_each_request_is_answered_as_alone(name: str) -> None:
     """Exits, drafts, cancellations, sampling, arrivals, depths: in float64, where no order of adding changes a token."""
     model = make(f"{name}-tiny")
-    wishes, draw = mixed(model, 24)
-    answers = [answer(model, wish) for wish in wishes]  # on the CPU
+    requested, draw = mixed(model, 24)
+    answers = [answer(model, options) for options in requested]  # on the CPU
     model.cuda()
     scheduler = Scheduler(model, rows=4, tokens=4 * 60, readings=6)
-    requests, cancelled = serve(scheduler, wishes, draw, cancels=0.02)
+    requests, cancelled = serve(scheduler, requested, draw, cancels=0.02)
     assert check(model, requests, cancelled, answers) == 0
     assert all(made.graph is not None for made in (*scheduler.graphs.ticks.values(), *scheduler.passes.passes.values()))
 
@@ -116,13 +116,13 @@ def test_fused_passes_of_a_few_tokens_answer_as_alone(name: str) -> None:
     model, draw = noisy(f"{name}-tiny", std=0.1).eval(), random.Random(3)
     rules = [build_exit(rule, model) for rule in ({"kind": "stable", "count": 1}, {"kind": "change", "threshold": 0.4})]
     drafts = [{"draft_depth": 1 + i % 3, "draft_tokens": (2, 4, 8, 5)[i % 4]} for i in range(8)]
-    wishes = [
+    requested = [
         RequestOptions(tuple(range(2, 5 + i)), 4, 12, **o) for i, o in enumerate([*drafts, *({"exit": r} for r in rules * 2)])
     ]
-    answers = [answer(model, wish) for wish in wishes]  # on the CPU
+    answers = [answer(model, options) for options in requested]  # on the CPU
     model.cuda()
     scheduler = Scheduler(model, rows=3, tokens=3 * 40, readings=5)
-    requests, cancelled = serve(scheduler, wishes, draw)
+    requests, cancelled = serve(scheduler, requested, draw)
     assert check(model, requests, cancelled, answers) == 0
     assert {2, 4, 8} <= {length for (_, length, _), fused in scheduler.passes.fused.items() if fused is not None}
 
@@ -136,8 +136,8 @@ def test_half_precision_captured_is_the_same_kernels_launched(
     model = noisy(f"{name}-tiny", std=0.1).eval().to("cuda", dtype)
 
     def tokens() -> list[list[int]]:
-        wishes, draw = mixed(model, 12)
-        requests, _ = serve(Scheduler(model, rows=4, tokens=4 * 60, readings=6), wishes, draw)
+        requested, draw = mixed(model, 12)
+        requests, _ = serve(Scheduler(model, rows=4, tokens=4 * 60, readings=6), requested, draw)
         return [request.result(0).tokens for request in requests]
 
     replayed = tokens()

@@ -38,11 +38,11 @@ def compared(names: list[str], dtype: torch.dtype, requests: int, new: int = 12)
     for name in names:
         model, draw = noisy(f"{name}-tiny", hidden_size=64).to(dtype).eval(), random.Random(name)
         known, last = model.config.vocab_size, min(4, deepest(model))
-        wishes = [([draw.randrange(known) for _ in range(draw.randint(1, 12))], draw.randint(1, last)) for _ in range(requests)]
+        requested = [([draw.randrange(known) for _ in range(draw.randint(1, 12))], draw.randint(1, last)) for _ in range(requests)]
         with Engine(model, max_rows=5, max_tokens=600, chunk_tokens=7) as engine:
             options: dict[str, Any] = {"max_new_tokens": new, "ignore_eos": True, "top_logprobs": known}
-            handles = [engine.submit(prompt, depth=depth, **options) for prompt, depth in wishes]
-            for (prompt, depth), handle in zip(wishes, handles, strict=True):
+            handles = [engine.submit(prompt, depth=depth, **options) for prompt, depth in requested]
+            for (prompt, depth), handle in zip(requested, handles, strict=True):
                 follow(found, model, prompt, depth, handle.result(600))
     return found
 

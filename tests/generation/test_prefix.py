@@ -18,8 +18,8 @@ LONG = tuple(random.Random(0).sample(range(96), 12))
 
 
 @torch.no_grad()
-def served(scheduler: Scheduler, wish: RequestOptions) -> list[int]:
-    request = Request(wish)
+def served(scheduler: Scheduler, options: RequestOptions) -> list[int]:
+    request = Request(options)
     scheduler.add(request)
     while scheduler.busy:
         scheduler.tick()
@@ -33,7 +33,7 @@ def test_a_shared_beginning_is_run_once(name: str) -> None:
     scheduler = Scheduler(model, rows=2, tokens=100)
     first = RequestOptions(LONG, 3, 4)
     assert served(scheduler, first) == alone(model, first)
-    for wish, copied in (
+    for options, copied in (
         (RequestOptions((*LONG, 5, 6), 3, 4), 12),  # the whole prompt
         (RequestOptions((*LONG[:9], 5), 3, 4), 9),
         (first, 11),  # the last token is always run
@@ -41,7 +41,7 @@ def test_a_shared_beginning_is_run_once(name: str) -> None:
         (RequestOptions(LONG[:4], 3, 4), 0),  # too short
     ):
         before = scheduler.prefixes.tokens
-        assert served(scheduler, wish) == alone(model, wish)
+        assert served(scheduler, options) == alone(model, options)
         assert scheduler.prefixes.tokens - before == copied
 
 
@@ -49,8 +49,8 @@ def test_another_state_seed_has_other_keys() -> None:
     model = make("huginn-tiny")
     scheduler = Scheduler(model, rows=1, tokens=100)
     for seed in (None, 3, 4, 3):
-        wish = RequestOptions(LONG, 3, 3, state_seed=seed)
-        assert served(scheduler, wish) == alone(model, wish)
+        options = RequestOptions(LONG, 3, 3, state_seed=seed)
+        assert served(scheduler, options) == alone(model, options)
     assert scheduler.prefixes.tokens == 11
 
 
@@ -73,20 +73,20 @@ CHANGES: dict[str, Callable[[lw.LoopedForCausalLM], object]] = {
 def test_changed_weights_have_other_keys(how: str) -> None:
     model = make("huginn-tiny")
     scheduler = Scheduler(model, rows=1, tokens=100)
-    wish = RequestOptions(LONG, 3, 6)
-    before = served(scheduler, wish)
+    options = RequestOptions(LONG, 3, 6)
+    before = served(scheduler, options)
     CHANGES[how](model)
-    assert served(scheduler, wish) == alone(model, wish) != before
+    assert served(scheduler, options) == alone(model, options) != before
     assert scheduler.prefixes.tokens == 0
-    assert served(scheduler, wish) == alone(model, wish) and scheduler.prefixes.tokens == 11
+    assert served(scheduler, options) == alone(model, options) and scheduler.prefixes.tokens == 11
 
 
 def test_a_running_request_shares_its_prompt() -> None:
     model = make("huginn-tiny")
     scheduler = Scheduler(model, rows=2, tokens=100)
-    wishes = [RequestOptions(LONG, 3, 8), RequestOptions((*LONG, 7), 3, 4)]
-    (one, two), _ = serve(scheduler, wishes, random.Random(5))
-    assert [one.tokens, two.tokens] == [alone(model, wish) for wish in wishes]
+    requested = [RequestOptions(LONG, 3, 8), RequestOptions((*LONG, 7), 3, 4)]
+    (one, two), _ = serve(scheduler, requested, random.Random(5))
+    assert [one.tokens, two.tokens] == [alone(model, options) for options in requested]
     assert scheduler.prefixes.tokens == 12
 
 
@@ -96,8 +96,8 @@ def test_kept_rows_go_when_their_cells_are_needed(monkeypatch: pytest.MonkeyPatc
     model = make("huginn-tiny")  # depth 4
     scheduler = Scheduler(model, rows=2, tokens=20)
     for number in range(5):
-        wish = RequestOptions((number, *LONG[:5]), 4, 4)
-        assert served(scheduler, wish) == alone(model, wish)
+        options = RequestOptions((number, *LONG[:5]), 4, 4)
+        assert served(scheduler, options) == alone(model, options)
         assert len(scheduler.prefixes.kept) <= 2
     scheduler.prefixes.forget()
     assert scheduler.pool.cells["core"].free == [(0, 80)]
@@ -105,12 +105,12 @@ def test_kept_rows_go_when_their_cells_are_needed(monkeypatch: pytest.MonkeyPatc
 
 def test_a_planted_key_without_depth_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     model = make("huginn-tiny")
-    blind = property(lambda run: prefix.KeptPrefix(0, run.request.wish.prompt, run.row))
+    blind = property(lambda run: prefix.KeptPrefix(0, run.request.options.prompt, run.row))
     monkeypatch.setattr("loopwright.generation.rows.Running.held", blind)
     scheduler = Scheduler(model, rows=1, tokens=100)
     served(scheduler, RequestOptions(LONG, 3, 2))
-    wish = RequestOptions(LONG, 2, 6)
-    assert served(scheduler, wish) != alone(model, wish)
+    options = RequestOptions(LONG, 2, 6)
+    assert served(scheduler, options) != alone(model, options)
 
 
 def test_a_module_that_came_later_is_looked_at_too() -> None:

@@ -1,15 +1,18 @@
-"""The handle of a request: tokens as they come, one end, and errors for its own caller."""
+"""The handle of a request: tokens as they come, one end, errors for its own caller; and where it stands, in tokens and steps."""
 
 from __future__ import annotations
 
 import threading
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loopwright.generation.request import Request, RequestOptions
+from loopwright.generation.rows import AsyncHostCopy, Running, SampledTokens
 from loopwright.generation.scores import TokenScore
+from loopwright.model.keys.pool import Row
 from tests.generation.tiny import byte_tokenizer
 
 BYTES, LETTERS = byte_tokenizer(), st.sampled_from("ab é漢.")
@@ -109,7 +112,7 @@ def test_waiting_has_an_end() -> None:
 def test_a_request_is_counted_as_done_before_its_end_is_seen() -> None:
     """Who sees the end may ask again at once, and is not counted twice."""
     seen: list[bool] = []
-    request = Request(request_of().wish, on_done=lambda: seen.append(request.done))
+    request = Request(request_of().options, on_done=lambda: seen.append(request.done))
     request.finish("cancelled")
     assert seen == [False] and request.done
 
@@ -137,3 +140,36 @@ def test_what_is_new_is_read_without_waiting() -> None:
         request.push(token, 3, TokenScore(-token))
     fresh = request.since(2)
     assert (fresh.tokens, fresh.depths, [one.logprob for one in fresh.scores], fresh.done) == ([7, 8], [3, 3], [-7, -8], True)
+
+
+def running(asked: RequestOptions, **fields: object) -> Running:
+    return Running(Request(asked), Row(20, asked.depth, asked.readings, {}, ("core",)), 0, asked.depth, None, **fields)  # type: ignore[arg-type]
+
+
+def test_a_plain_request_prefills_its_prompt_and_runs_to_its_depth() -> None:
+    run = running(RequestOptions((1, 2, 3), 4, 5), drawn=2)
+    assert (run.to_prefill, run.base, run.offset, run.limit, run.drafting) == (3, 4, 4, 4, False)
+
+
+def test_drafts_stand_after_what_is_verified() -> None:
+    options = RequestOptions((1, 2, 3), 4, 6, draft_depth=2, draft_tokens=3)
+    now = {"draft_depth": 2, "draft_tokens": 3}  # of the round, as the scheduler sets them
+    assert (running(options, drawn=1, **now).limit, running(options, drawn=1, **now).drafting) == (2, True)
+    assert (running(options, drawn=1).limit, running(options, drawn=1).drafting) == (4, False)  # a round without drafts
+    second = running(options, drawn=1, drafts=[7], **now)
+    assert (second.base, second.offset, second.drafting) == (3, 4, True)
+    third = running(options, drawn=1, drafts=[7, 8], **now)  # the third token verifies all three
+    assert (third.offset, third.limit, third.drafting) == (5, 4, False)
+    assert not running(options, drawn=5, **now).drafting  # one token is left: nothing to draft
+
+
+def test_inside_a_prompt_the_present_token_is_one_of_it() -> None:
+    run = running(RequestOptions((1, 2, 3), 4, 5))
+    assert [(run.in_prompt, run.offset) for run.prefilled in range(4)] == [(True, 0), (True, 1), (True, 2), (False, 2)]
+
+
+def test_what_was_fetched_is_what_it_was() -> None:
+    numbers = torch.arange(3)
+    drawn = SampledTokens([], AsyncHostCopy(numbers, numbers > 1), None, [], places=[2, 0])
+    numbers.zero_()  # the next tick writes to the same place
+    assert drawn.read() == [[2, 0], [True, False]]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from loopwright.generation import mixed_depth as uneven
+from loopwright.generation import mixed_depth
 from loopwright.generation.constraints import ConstrainedVocabulary
 from loopwright.generation.exit_rules import EXITS, build_exit
 from loopwright.generation.graphs import PassGraphs, TickGraphs
@@ -17,8 +17,7 @@ from loopwright.generation.request import Request, RequestOptions
 from loopwright.generation.sampling import Sampling
 from loopwright.generation.scheduler import Scheduler
 from tests.cases import noisy
-from tests.generation.mix import alone, answer, check, make, random_wish, serve
-from tests.generation.mix import uneven as uneven_wish
+from tests.generation.mix import alone, answer, check, make, random_options, serve, with_mixed_depth
 from tests.generation.tiny import DENSE, letter_tokenizer
 
 SMALL = {"hidden_size": 16, "intermediate_size": 16, "prelude_layers": 1, "core_layers": 1, "coda_layers": 1}
@@ -35,9 +34,9 @@ MODELS: list[tuple[str, dict[str, Any], int]] = [
 def test_requests_are_what_they_are_alone(name: str, changes: dict[str, Any], lag: int) -> None:
     model, draw = make(name, **changes), random.Random(f"{name}{lag}")
     scheduler = Scheduler(model, rows=3, tokens=60, chunk=4, lag=lag)
-    wishes = [random_wish(model, draw) for _ in range(4)]
-    requests, cancelled = serve(scheduler, wishes, draw, cancels=0.03)
-    assert check(model, requests, cancelled, [answer(model, wish) for wish in wishes]) == 0
+    requested = [random_options(model, draw) for _ in range(4)]
+    requests, cancelled = serve(scheduler, requested, draw, cancels=0.03)
+    assert check(model, requests, cancelled, [answer(model, options) for options in requested]) == 0
     assert sorted(scheduler.free_slots) == [0, 1, 2]
     assert all(len(cells.free) <= 1 for cells in scheduler.pool.cells.values())
 
@@ -46,16 +45,16 @@ def test_requests_are_what_they_are_alone(name: str, changes: dict[str, Any], la
 def test_an_answer_of_so_many_tokens_ends_later() -> None:
     model, draw = make("huginn-tiny"), random.Random(1)
     half = frozenset(range(0, 96, 2))  # ends: an answer without a least length rarely has three tokens
-    wishes = [replace(random_wish(model, draw), ends=half, max_new_tokens=8) for _ in range(6)]
-    wishes = [
-        replace(wish if i % 2 else uneven_wish(model, wish, draw), min_new_tokens=draw.randint(0, 8))
-        for i, wish in enumerate(wishes)
+    requested = [replace(random_options(model, draw), ends=half, max_new_tokens=8) for _ in range(6)]
+    requested = [
+        replace(options if i % 2 else with_mixed_depth(model, options, draw), min_new_tokens=draw.randint(0, 8))
+        for i, options in enumerate(requested)
     ]
-    answers = [answer(model, wish) for wish in wishes]
-    requests, cancelled = serve(Scheduler(model, rows=3, tokens=120, chunk=4), wishes, draw)
+    answers = [answer(model, options) for options in requested]
+    requests, cancelled = serve(Scheduler(model, rows=3, tokens=120, chunk=4), requested, draw)
     assert check(model, requests, cancelled, answers) == 0
-    assert all(len(tokens) >= wish.min_new_tokens for wish, (tokens, _) in zip(wishes, answers, strict=True))
-    short = [answer(model, replace(wish, min_new_tokens=0))[0] for wish in wishes]
+    assert all(len(tokens) >= options.min_new_tokens for options, (tokens, _) in zip(requested, answers, strict=True))
+    short = [answer(model, replace(options, min_new_tokens=0))[0] for options in requested]
     assert sum(len(a) < len(b) for a, (b, _) in zip(short, answers, strict=True)) >= 3
 
 
@@ -66,18 +65,18 @@ def plain(prompt: int, depth: int, new: int, **options: Any) -> RequestOptions:
 def test_no_step_is_run_that_nobody_asked_for() -> None:
     model = make("huginn-tiny")
     scheduler = Scheduler(model, rows=4, tokens=200)
-    wishes = [plain(3, depth, 5) for depth in (1, 2, 3, 6, 4, 1, 1, 5)]
-    serve(scheduler, wishes, random.Random(0))
+    requested = [plain(3, depth, 5) for depth in (1, 2, 3, 6, 4, 1, 1, 5)]
+    serve(scheduler, requested, random.Random(0))
     # the first token of an answer comes out of the prefill
-    assert scheduler.ran.row_steps == sum(wish.depth * (wish.max_new_tokens - 1) for wish in wishes)
-    assert scheduler.ran.prefill_tokens == 3 * len(wishes)
+    assert scheduler.ran.row_steps == sum(options.depth * (options.max_new_tokens - 1) for options in requested)
+    assert scheduler.ran.prefill_tokens == 3 * len(requested)
 
 
 @torch.no_grad()
 def test_admission_by_what_fits_in_order() -> None:
     model = make("huginn-tiny")  # depth 4
     scheduler = Scheduler(model, rows=8, tokens=20)
-    requests = [Request(wish) for wish in (plain(5, 4, 6), plain(10, 4, 6), plain(1, 1, 2))]
+    requests = [Request(options) for options in (plain(5, 4, 6), plain(10, 4, 6), plain(1, 1, 2))]
     for request in requests:
         scheduler.add(request)
     scheduler.tick()
@@ -133,7 +132,7 @@ def poisoned(value: float, rule: Any) -> Any:
     return model
 
 
-def wish_of(model: Any, prompt: tuple[int, ...], way: dict[str, Any]) -> RequestOptions:
+def options_of(model: Any, prompt: tuple[int, ...], way: dict[str, Any]) -> RequestOptions:
     options = {"exit": build_exit("never", model)} if "step_tokens" in way else {}
     options |= {"exit": build_exit(way["exit"], model)} if "exit" in way else {}
     if "constraint" in way:
@@ -150,10 +149,10 @@ def test_logits_that_say_nothing_fail_their_request_alone(way: dict[str, Any], v
     """By every way a token is chosen, whatever the neighbours, with prompts that begin alike, and in cells that held such keys."""
     model = poisoned(value, way.get("exit"))
     good, bad = (2, 3, 4), (2, 3, POISON)
-    wishes = [wish_of(model, prompt, way) for prompt in (good, bad, bad, good)]
-    expected = answer(model, wishes[0])[0]
-    if wishes[0].exit_keys == "copy":  # an approximation, so the engine alone can say what it gives
-        ((lone,), _) = serve(Scheduler(model, rows=1, tokens=60, chunk=2), wishes[:1], random.Random(0))
+    requested = [options_of(model, prompt, way) for prompt in (good, bad, bad, good)]
+    expected = answer(model, requested[0])[0]
+    if requested[0].exit_keys == "copy":  # an approximation, so the engine alone can say what it gives
+        ((lone,), _) = serve(Scheduler(model, rows=1, tokens=60, chunk=2), requested[:1], random.Random(0))
         expected = lone.tokens
     for lag, ticks in ((0, "row by row"), (1, "of constant shape")):
         scheduler = Scheduler(model, rows=3, tokens=60, readings=3, chunk=2, lag=lag)
@@ -161,7 +160,7 @@ def test_logits_that_say_nothing_fail_their_request_alone(way: dict[str, Any], v
             scheduler.graphs = TickGraphs(model, scheduler.pool, scheduler.state, scheduler.input, scheduler.token)
             scheduler.passes = PassGraphs(model, scheduler.pool, 3)
         for _ in range(2):
-            requests, _ = serve(scheduler, wishes, random.Random(0))
+            requests, _ = serve(scheduler, requested, random.Random(0))
             for request in (requests[1], requests[2]):
                 with pytest.raises(ValueError, match=r"^request: logits are not finite after (step \d behind )?[23] tokens"):
                     request.result(0)
@@ -182,8 +181,10 @@ def test_a_norm_that_overflows_is_an_error_at_every_exit(name: str) -> None:
     with pytest.raises(ValueError, match=r"generate: .* after 3 tokens, so no token can be chosen"):
         model.generate(torch.tensor([[3, 4, 5]]), max_new_tokens=3, do_sample=False)
     kinds = [kind for kind in EXITS if kind not in NEEDED or (kind, model.config.halting["kind"]) == ("gate", "exit")]
-    wishes = [wish_of(model, (3, 4, 5), way) for way in [{}, {"draft_depth": 1, "draft_tokens": 3}, *({"exit": k} for k in kinds)]]
-    requests, _ = serve(Scheduler(model, rows=4, tokens=200, readings=4), wishes, random.Random(0))
+    requested = [
+        options_of(model, (3, 4, 5), way) for way in [{}, {"draft_depth": 1, "draft_tokens": 3}, *({"exit": k} for k in kinds)]
+    ]
+    requests, _ = serve(Scheduler(model, rows=4, tokens=200, readings=4), requested, random.Random(0))
     for request in requests:
         with pytest.raises(ValueError, match="request: logits are not finite after"):
             request.result(0)
@@ -192,19 +193,19 @@ def test_a_norm_that_overflows_is_an_error_at_every_exit(name: str) -> None:
 @pytest.mark.parametrize("way", [{"exit": "entropy"}, {"exit": "lookahead"}, {"step_tokens": 1}, {"exit": "change"}], ids=str)
 def test_a_step_that_says_nothing_is_an_error_where_a_rule_reads_it(way: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """The last step would answer, but the rule cannot know whether the token should have left before."""
-    model, read = make("retrofit-llama-1b-tiny", **SMALL), uneven.read_trails
+    model, read = make("retrofit-llama-1b-tiny", **SMALL), mixed_depth.read_histories
 
     def silent(passes: Any, runs: Any, keep: Any) -> Any:
         pairs = read(passes, runs, keep)
-        return [(run, logits * torch.nan if (run.t, run.request.wish.prompt[0]) == (1, 9) else logits) for run, logits in pairs]
+        return [(run, logits * torch.nan if (run.t, run.request.options.prompt[0]) == (1, 9) else logits) for run, logits in pairs]
 
-    monkeypatch.setattr(uneven, "read_trails", silent)
+    monkeypatch.setattr(mixed_depth, "read_histories", silent)
     way = {"exit": {"kind": "lookahead", "rule": "entropy"}} if way.get("exit") == "lookahead" else way
-    wishes = [wish_of(model, prompt, way) for prompt in ((2, 3), (9, 3))]
-    requests, _ = serve(Scheduler(model, rows=2, tokens=60, readings=3), wishes, random.Random(0))
-    assert requests[0].result(0).tokens == answer(model, wishes[0])[0]
+    requested = [options_of(model, prompt, way) for prompt in ((2, 3), (9, 3))]
+    requests, _ = serve(Scheduler(model, rows=2, tokens=60, readings=3), requested, random.Random(0))
+    assert requests[0].result(0).tokens == answer(model, requested[0])[0]
     if way.get("exit") == "change":  # reads no logits
-        assert requests[1].result(0).tokens == answer(model, wishes[1])[0]
+        assert requests[1].result(0).tokens == answer(model, requested[1])[0]
     else:
         with pytest.raises(ValueError, match="request: logits are not finite after step 1 behind 2 tokens"):
             requests[1].result(0)
@@ -215,8 +216,8 @@ def test_prompt_scores_that_say_nothing_are_an_error() -> None:
     with torch.no_grad():
         model.embed_tokens.weight[POISON] = 1e300  # its own logits are all the same, and its keys are zero
     plain = RequestOptions((2, POISON, 4), 2, 4)
-    wishes = [plain, replace(plain, prompt_logprobs=True), replace(plain, prompt=(2, 3, 4), prompt_logprobs=True)]
-    requests, _ = serve(Scheduler(model, rows=3, tokens=60), wishes, random.Random(0))
+    requested = [plain, replace(plain, prompt_logprobs=True), replace(plain, prompt=(2, 3, 4), prompt_logprobs=True)]
+    requests, _ = serve(Scheduler(model, rows=3, tokens=60), requested, random.Random(0))
     assert len(requests[0].result(0).tokens) == len(requests[2].result(0).prompt_logprobs or []) + 2 == 4
     with pytest.raises(ValueError, match="request: logits are not finite after"):
         requests[1].result(0)
@@ -224,7 +225,7 @@ def test_prompt_scores_that_say_nothing_are_an_error() -> None:
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    [("TokenCounts", {"sampling": Sampling(presence_penalty=1.0)}), ("Trail", {"draft_depth": 1, "draft_tokens": 2})],
+    [("TokenCounts", {"sampling": Sampling(presence_penalty=1.0)}), ("StateHistory", {"draft_depth": 1, "draft_tokens": 2})],
 )
 def test_a_request_that_cannot_be_seated_fails_alone(monkeypatch: pytest.MonkeyPatch, name: str, options: dict[str, Any]) -> None:
     def full(*args: Any, **named: Any) -> None:
@@ -243,9 +244,9 @@ def test_a_request_that_cannot_be_seated_fails_alone(monkeypatch: pytest.MonkeyP
 
 def test_log_probabilities_are_the_models_own() -> None:
     model = make("huginn-tiny")
-    wish = plain(4, 3, 4, logprobs=True)
-    (request,), _ = serve(Scheduler(model, rows=1, tokens=20), [wish], random.Random(0))
-    text = torch.tensor([[*wish.prompt, *request.tokens]])
+    options = plain(4, 3, 4, logprobs=True)
+    (request,), _ = serve(Scheduler(model, rows=1, tokens=20), [options], random.Random(0))
+    text = torch.tensor([[*options.prompt, *request.tokens]])
     full = model(text, depth=3).logits.log_softmax(-1)[0, 3:-1]
     assert torch.allclose(torch.tensor(request.result().logprobs).double(), full.gather(1, text[0, 4:, None])[:, 0], atol=1e-9)
 
@@ -253,8 +254,8 @@ def test_log_probabilities_are_the_models_own() -> None:
 @pytest.mark.long
 def test_a_planted_neighbour_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     model, draw = make("huginn-tiny"), random.Random(5)
-    wishes = [random_wish(model, draw) for _ in range(5)]
-    answers = [answer(model, wish) for wish in wishes]
+    requested = [random_options(model, draw) for _ in range(5)]
+    answers = [answer(model, options) for options in requested]
     monkeypatch.setattr("loopwright.model.keys.pool.Row.cell", lambda self, stack, group: self.starts[stack])  # one step for all
     scheduler = Scheduler(model, rows=3, tokens=60, chunk=4)
-    assert check(model, *serve(scheduler, wishes, draw), answers) > 0
+    assert check(model, *serve(scheduler, requested, draw), answers) > 0

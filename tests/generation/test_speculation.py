@@ -77,8 +77,8 @@ def test_drafts_that_always_hold_are_long() -> None:
             if "o_proj" in name or "down_proj" in name:
                 parameter.zero_()
         model.end_norm.weight.fill_(1.0)  # every depth says the same
-    wish = RequestOptions((5, 6), 4, 24, draft_depth="auto", draft_tokens=6)
+    options = RequestOptions((5, 6), 4, 24, draft_depth="auto", draft_tokens=6)
     scheduler = Scheduler(model, rows=1, tokens=60)
-    (request,), _ = serve(scheduler, [wish], random.Random(0))
-    assert request.tokens == alone(model, wish)
+    (request,), _ = serve(scheduler, [options], random.Random(0))
+    assert request.tokens == alone(model, options)
     assert scheduler.ran.rounds == {(1, 6): 4} and scheduler.ran.accepted == scheduler.ran.drafted == 20

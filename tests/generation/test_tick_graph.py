@@ -17,7 +17,7 @@ from loopwright.generation.passes import Passes
 from loopwright.generation.request import Request, RequestOptions
 from loopwright.generation.scheduler import Scheduler
 from tests.cases import gap, noisy, some
-from tests.generation.mix import answer, check, deepest, make, random_wish, serve, uneven
+from tests.generation.mix import answer, check, deepest, make, random_options, serve, with_mixed_depth
 from tests.generation.tiny import DENSE
 
 PRESETS = ["ouro-1.4b", "huginn", "ouroboros-qwen2.5-3b", "asura", "retrofit-llama-1b", "stars-addition"]
@@ -37,11 +37,11 @@ def fixed(model: lw.LoopedForCausalLM, rows: int, tokens: int) -> Scheduler:
 def test_each_request_is_answered_as_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tick_graph, "SHORTEST", 4)  # so that rows pass from one tick to the next longer one
     model, draw = make(f"{name}-tiny"), random.Random(name)
-    wishes = [random_wish(model, draw, longest=20) for _ in range(5)]
-    wishes[0] = uneven(model, wishes[0], draw)
+    requested = [random_options(model, draw, longest=20) for _ in range(5)]
+    requested[0] = with_mixed_depth(model, requested[0], draw)
     scheduler = fixed(model, 3, 90)
-    requests, cancelled = serve(scheduler, wishes, draw, cancels=0.02)
-    assert check(model, requests, cancelled, [answer(model, wish) for wish in wishes]) == 0
+    requests, cancelled = serve(scheduler, requested, draw, cancels=0.02)
+    assert check(model, requests, cancelled, [answer(model, options) for options in requested]) == 0
     assert {part for parts, *_ in scheduler.graphs.ticks for part in parts} == {"prelude", "core", "coda"}
     assert sum(scheduler.pool.cells["core"].free[0]) == scheduler.pool.cells["core"].count  # every cell came back
 
@@ -52,42 +52,42 @@ def test_exits_and_drafts_are_answered_as_alone(name: str, monkeypatch: pytest.M
     for module in (tick_graph, pass_graphs):
         monkeypatch.setattr(module, "SHORTEST", 4)
     model, draw = make(f"{name}-tiny", **(SMALL if name == "huginn" else {})), random.Random(2)
-    wishes = [replace(random_wish(model, draw), depth=min(3, deepest(model))) for _ in range(7)]
-    wishes = [uneven(model, wish, draw) for wish in wishes]
+    requested = [replace(random_options(model, draw), depth=min(3, deepest(model))) for _ in range(7)]
+    requested = [with_mixed_depth(model, options, draw) for options in requested]
     scheduler = fixed(model, 3, 90)
     scheduler.lag = 1
-    requests, cancelled = serve(scheduler, wishes, draw, cancels=0.02)
-    assert check(model, requests, cancelled, [answer(model, wish) for wish in wishes]) == 0
+    requests, cancelled = serve(scheduler, requested, draw, cancels=0.02)
+    assert check(model, requests, cancelled, [answer(model, options) for options in requested]) == 0
     parts = {part for parts, _, keeps in scheduler.graphs.ticks for part in parts if keeps}
     assert parts == {"prelude", "core", "coda"} and scheduler.ran.accepted > 0  # their tokens step and are read there
 
 
 def test_what_a_tick_keeps_is_what_is_kept_row_by_row() -> None:
-    model, trails = make("huginn-tiny"), []
+    model, histories = make("huginn-tiny"), []
     for make_scheduler in (fixed, lambda model, rows, tokens: Scheduler(model, rows=rows, tokens=tokens, readings=6)):
         scheduler = make_scheduler(model, 2, 60)
-        wishes = [RequestOptions((5, 6, 7), 4, 8), RequestOptions((5, 6, 7), 4, 8, draft_depth=2, draft_tokens=4)]
-        for wish in wishes:
-            scheduler.add(Request(wish))
+        requested = [RequestOptions((5, 6, 7), 4, 8), RequestOptions((5, 6, 7), 4, 8, draft_depth=2, draft_tokens=4)]
+        for options in requested:
+            scheduler.add(Request(options))
         with torch.no_grad():
             for _ in range(6):
                 scheduler.tick()
-        (run,) = [run for run in scheduler.running if run.trail is not None]
+        (run,) = [run for run in scheduler.running if run.history is not None]
         assert len(run.drafts) == 3
         assert len({int(token) for token in run.drafts}) > 1
         drafts = torch.stack(run.drafts).double()
-        trails.append((run.trail.inputs[2:5], run.trail.after[[0, 1, 3], 2:5], drafts))  # the last are before the first step
-    for kept, wanted in zip(*trails, strict=True):
+        histories.append((run.history.inputs[2:5], run.history.after[[0, 1, 3], 2:5], drafts))  # the last are before the first step
+    for kept, wanted in zip(*histories, strict=True):
         assert gap(kept, wanted) < 1e-12
 
 
 def test_the_mean_of_states_is_read_out_where_a_rule_asks_for_it() -> None:
     model = make("ouro-1.4b-tiny", halting={"kind": "act"}, hidden_size=16, intermediate_size=16, core_layers=1)
     rule = build_exit("act", model)
-    assert rule.mixes
-    wishes = [RequestOptions((3 + i, 4, 5), 4, 5, exit=rule) for i in range(2)]
-    requests, _ = serve(fixed(model, 2, 60), wishes, random.Random(0))
-    assert check(model, requests, set(), [answer(model, wish) for wish in wishes]) == 0
+    assert rule.averages_states
+    requested = [RequestOptions((3 + i, 4, 5), 4, 5, exit=rule) for i in range(2)]
+    requests, _ = serve(fixed(model, 2, 60), requested, random.Random(0))
+    assert check(model, requests, set(), [answer(model, options) for options in requested]) == 0
 
 
 @torch.no_grad()
@@ -95,11 +95,11 @@ def test_a_round_of_drafts_waits_once(monkeypatch: pytest.MonkeyPatch) -> None:
     model, read = make("ouro-1.4b-tiny"), []
     scheduler, request = fixed(model, 1, 40), Request(RequestOptions((5, 6, 7), 4, 12, draft_depth=1, draft_tokens=4))
     scheduler.add(request)
-    tolist, step = torch.Tensor.tolist, scheduler.passes.step_trails
+    tolist, step = torch.Tensor.tolist, scheduler.passes.step_histories
     passes = []
     monkeypatch.setattr(torch.Tensor, "tolist", lambda self: (read.append(len(self)), tolist(self))[1])
     monkeypatch.setattr(torch.Tensor, "__int__", None)
-    monkeypatch.setattr(scheduler.passes, "step_trails", lambda *given: (passes.append(given[3]), step(*given)))
+    monkeypatch.setattr(scheduler.passes, "step_histories", lambda *given: (passes.append(given[3]), step(*given)))
     while not scheduler.ran.verified:
         scheduler.tick()
     assert read == [4 + 4 + 3]  # tokens, whether their logits are finite, drafts
@@ -129,17 +129,17 @@ def test_rows_that_take_no_part_stay_as_they_are() -> None:
 
 def test_a_model_without_a_loop_is_answered() -> None:
     model = make("ouroboros-qwen2.5-3b-tiny", **DENSE)
-    wishes = [RequestOptions((3, 4, 5), 1, 4), RequestOptions(tuple(range(2, 22)), 1, 4)]  # the second prompt is no short one
-    requests, _ = serve(fixed(model, 2, 60), wishes, random.Random(0))
-    assert check(model, requests, set(), [answer(model, wish) for wish in wishes]) == 0
+    requested = [RequestOptions((3, 4, 5), 1, 4), RequestOptions(tuple(range(2, 22)), 1, 4)]  # the second prompt is no short one
+    requests, _ = serve(fixed(model, 2, 60), requested, random.Random(0))
+    assert check(model, requests, set(), [answer(model, options) for options in requested]) == 0
 
 
 @pytest.mark.parametrize(("rows", "tokens"), [(1, 1), (1, 2), (4, 3), (4, 4), (20, 16), (20, 17)])
 def test_a_prompt_goes_through_the_ticks_where_it_has_fewer_tokens_than_there_are_rows(rows: int, tokens: int) -> None:
     model = make("ouro-1.4b-tiny")
-    scheduler, wish = fixed(model, rows, 40), RequestOptions(tuple(range(2, 2 + tokens)), 2, 2)
-    requests, _ = serve(scheduler, [wish], random.Random(0))
-    assert check(model, requests, set(), [answer(model, wish)]) == 0
+    scheduler, options = fixed(model, rows, 40), RequestOptions(tuple(range(2, 2 + tokens)), 2, 2)
+    requests, _ = serve(scheduler, [options], random.Random(0))
+    assert check(model, requests, set(), [answer(model, options)]) == 0
     assert bool(scheduler.passes.passes) == ((rows, tokens) in {(1, 2), (4, 4), (20, 17)})
 
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from loopwright.serving.answer import Bell, Delta, ServedRequest, Silence, _seed
+from loopwright.serving.answer import Delta, IdleTimer, LoopNotifier, ServedRequest, _seed
 from loopwright.serving.models import ServedModel
 from loopwright.serving.openai_json import Shape, written
-from loopwright.serving.schema import Refusal, ServerLimits, wanted
+from loopwright.serving.schema import Refusal, ServerLimits, parse_request
 from loopwright.serving.sse import events
 from tests.generation.mix import make
 from tests.generation.tiny import letter_tokenizer
@@ -31,8 +31,8 @@ def model() -> Any:
 
 def run(model: ServedModel, **body: Any) -> tuple[ServedRequest, list[list[Delta]]]:
     async def work() -> tuple[ServedRequest, list[list[Delta]]]:
-        asked = wanted(json.dumps({"prompt": "the cat", "temperature": 0, "max_tokens": 4} | body).encode(), chat=False)
-        job = ServedRequest(model, asked, model.prompt_ids(asked), Bell(asyncio.get_running_loop()))
+        asked = parse_request(json.dumps({"prompt": "the cat", "temperature": 0, "max_tokens": 4} | body).encode(), chat=False)
+        job = ServedRequest(model, asked, model.prompt_ids(asked), LoopNotifier(asyncio.get_running_loop()))
         parts: list[list[Delta]] = [[] for _ in job.answers]
         async for fresh in job.news(60):
             assert fresh
@@ -45,8 +45,8 @@ def run(model: ServedModel, **body: Any) -> tuple[ServedRequest, list[list[Delta
 
 def test_every_ring_of_many_threads_is_heard() -> None:
     async def work() -> None:
-        bell, events = Bell(asyncio.get_running_loop()), [asyncio.Event() for _ in range(400)]
-        threads = [threading.Thread(target=lambda part=events[i::4]: [bell.ring(one.set) for one in part]) for i in range(4)]
+        notifier, events = LoopNotifier(asyncio.get_running_loop()), [asyncio.Event() for _ in range(400)]
+        threads = [threading.Thread(target=lambda part=events[i::4]: [notifier.notify(one.set) for one in part]) for i in range(4)]
         for thread in threads:
             thread.start()
         await asyncio.wait_for(asyncio.gather(*(event.wait() for event in events)), 60)
@@ -57,7 +57,7 @@ def test_every_ring_of_many_threads_is_heard() -> None:
 def test_a_bell_of_a_loop_that_has_ended_is_silent() -> None:
     loop = asyncio.new_event_loop()
     loop.close()
-    Bell(loop).ring(asyncio.Event().set)
+    LoopNotifier(loop).notify(asyncio.Event().set)
 
 
 def test_answers_are_those_of_the_engine(model: ServedModel) -> None:
@@ -94,9 +94,9 @@ def test_a_request_that_fails_or_is_cancelled_says_so(model: ServedModel) -> Non
     for change, status in ((lambda job: job.answers[0].request.fail(ValueError("broken")), 500), (lambda job: job.cancel(), 503)):
 
         async def work(change: Any = change) -> None:
-            asked = wanted(b'{"prompt": "the", "max_tokens": 60, "ignore_eos": true}', chat=False)
+            asked = parse_request(b'{"prompt": "the", "max_tokens": 60, "ignore_eos": true}', chat=False)
             with hold_engines():  # nothing changes an answer that has ended
-                job = ServedRequest(model, asked, [[2]], Bell(asyncio.get_running_loop()))
+                job = ServedRequest(model, asked, [[2]], LoopNotifier(asyncio.get_running_loop()))
                 change(job)
             async for _ in job.news(60):
                 pass
@@ -132,8 +132,8 @@ def test_answers_have_the_form_that_was_asked_for() -> None:
 
 def test_what_one_answer_brought_is_told_before_the_failure_of_another(model: ServedModel) -> None:
     async def work() -> list[int]:
-        asked = wanted(b'{"prompt": ["the", "cat"], "max_tokens": 1, "ignore_eos": true}', chat=False)
-        job = ServedRequest(model, asked, [[2], [4]], Bell(asyncio.get_running_loop()))
+        asked = parse_request(b'{"prompt": ["the", "cat"], "max_tokens": 1, "ignore_eos": true}', chat=False)
+        job = ServedRequest(model, asked, [[2], [4]], LoopNotifier(asyncio.get_running_loop()))
         job.answers[0].request.result()
         job.answers[1].request.error = ValueError("broken")  # whether it was done or not
         job.answers[1].request.finish("error")
@@ -167,23 +167,23 @@ class Clock:
                 self.due.pop()[1]()
 
 
-def test_silence_is_told_once_per_span_and_not_while_something_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_idle_is_told_once_per_span_and_not_while_something_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, event = Clock(), asyncio.Event()
     monkeypatch.setattr(asyncio, "get_running_loop", lambda: clock)
-    silence = Silence(event, 5)
+    idle = IdleTimer(event, 5)
     for _ in range(10):
         clock.wait(1)
-        silence.heard()
+        idle.reset()
     clock.wait(4)
-    assert not silence.broken and not event.is_set()
+    assert not idle.expired and not event.is_set()
     clock.wait(1)
-    assert silence.broken and event.is_set()
+    assert idle.expired and event.is_set()
     event.clear()
     clock.wait(4)
     assert not event.is_set()
     clock.wait(1)
     assert event.is_set()  # again, after another span
-    silence.end()
+    idle.end()
     event.clear()
     clock.wait(100)
     assert not event.is_set()
@@ -194,10 +194,12 @@ def test_a_whole_answer_wakes_the_loop_once(model: ServedModel) -> None:
 
     async def work(stream: bool) -> int:
         rung.clear()
-        bell = Bell(asyncio.get_running_loop())
-        ring, bell.ring = bell.ring, lambda call: (rung.append(1), ring(call))  # type: ignore[method-assign, assignment]
-        asked = wanted(json.dumps({"prompt": "the", "max_tokens": 6, "ignore_eos": True, "stream": stream}).encode(), chat=False)
-        job = ServedRequest(model, asked, [[2]], bell)
+        notifier = LoopNotifier(asyncio.get_running_loop())
+        ring, notifier.notify = notifier.notify, lambda call: (rung.append(1), ring(call))  # type: ignore[method-assign, assignment]
+        asked = parse_request(
+            json.dumps({"prompt": "the", "max_tokens": 6, "ignore_eos": True, "stream": stream}).encode(), chat=False
+        )
+        job = ServedRequest(model, asked, [[2]], notifier)
         async for _ in job.news(60):
             pass
         assert job.first_token is not None
@@ -209,9 +211,9 @@ def test_a_whole_answer_wakes_the_loop_once(model: ServedModel) -> None:
 
 def test_a_client_that_went_is_not_told_that_its_request_was_cancelled(model: ServedModel) -> None:
     async def work() -> ServedRequest:
-        asked = wanted(b'{"prompt": "the", "max_tokens": 60, "ignore_eos": true}', chat=False)
+        asked = parse_request(b'{"prompt": "the", "max_tokens": 60, "ignore_eos": true}', chat=False)
         with hold_engines():  # the answer may not end by itself
-            job = ServedRequest(model, asked, [[2]], Bell(asyncio.get_running_loop()))
+            job = ServedRequest(model, asked, [[2]], LoopNotifier(asyncio.get_running_loop()))
             reading = asyncio.ensure_future(anext(job.news(60), None))
             await asyncio.sleep(0)  # it waits
             job.leave()
@@ -243,10 +245,10 @@ LONG = {"prompt": [[2, 4, 8] * 12, [5, 6] * 15], "echo": True, "logprobs": 4, "m
 
 async def answered(model: ServedModel, turns: Turns, **body: Any) -> dict[str, Any]:
     """Returns what the server makes of a request, as it does it; the words of each turn are counted."""
-    asked = wanted(json.dumps({"temperature": 0, **LONG, **body}).encode(), chat=False)
+    asked = parse_request(json.dumps({"temperature": 0, **LONG, **body}).encode(), chat=False)
     assert until(lambda: not model.engine._scheduler.busy)
     model.engine._scheduler.prefixes.forget()  # what is copied may differ by rounding from what is run
-    job = ServedRequest(model, asked, model.prompt_ids(asked), Bell(asyncio.get_running_loop()))
+    job = ServedRequest(model, asked, model.prompt_ids(asked), LoopNotifier(asyncio.get_running_loop()))
     shape, counting = Shape(job), asyncio.create_task(turns.turn())
     async for fresh in job.news(60):
         for answer, delta in fresh:
@@ -282,8 +284,8 @@ def test_a_stream_of_parts_is_the_whole(model: ServedModel, monkeypatch: pytest.
     monkeypatch.setattr("loopwright.serving.answer.SHAPED", 20)
 
     async def streamed() -> list[dict[str, Any]]:
-        asked = wanted(json.dumps({"temperature": 0, **LONG, "stream": True}).encode(), chat=False)
-        job = ServedRequest(model, asked, model.prompt_ids(asked), Bell(asyncio.get_running_loop()))
+        asked = parse_request(json.dumps({"temperature": 0, **LONG, "stream": True}).encode(), chat=False)
+        job = ServedRequest(model, asked, model.prompt_ids(asked), LoopNotifier(asyncio.get_running_loop()))
         sent = b"".join([one async for one in events(job, Shape(job))]).decode()
         return [json.loads(line[6:])["choices"][0] for line in sent.split("\n\n") if line.startswith("data: {")]
 
@@ -298,7 +300,7 @@ def test_a_stream_of_parts_is_the_whole(model: ServedModel, monkeypatch: pytest.
 
 
 def test_an_answer_of_too_many_words_is_refused_before_any_work(model: ServedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("loopwright.serving.schema.MOST_TOLD", 700)
+    monkeypatch.setattr("loopwright.serving.schema.MOST_REPORTED", 700)
     run(model, **LONG | {"prompt": [[2] * 58] * 2})  # (58 + 6) × 2 × 5 = 640
     for field, body in (("logprobs", {"n": 2}), ("step_tokens", {"step_tokens": 20, "depth": 4, "logprobs": None})):
         with pytest.raises(Refusal, match=rf"^{field}: \d+ tokens of prompts and answers with \d+ words each are more than 700;"):

@@ -238,7 +238,7 @@ def test_grammars_are_compiled_aside_and_the_vocabulary_before_the_first_request
     with live(tokenizer=letter_tokenizer(), limits=ServerLimits(choices=6)) as running:
         engine, threads, loops = running.model.engine, [], []
         assert engine._vocabulary is not None
-        compile, bell = ConstrainedVocabulary._compile, Service.bell
+        compile, notifier = ConstrainedVocabulary._compile, Service.notifier
 
         def compiled(self: Any, kind: str, grammar: str) -> Any:
             threads.append(threading.current_thread())
@@ -246,10 +246,10 @@ def test_grammars_are_compiled_aside_and_the_vocabulary_before_the_first_request
 
         def rung(self: Any) -> Any:
             loops.append(threading.current_thread())
-            return bell(self)
+            return notifier(self)
 
         monkeypatch.setattr(ConstrainedVocabulary, "_compile", compiled)
-        monkeypatch.setattr(Service, "bell", rung)
+        monkeypatch.setattr(Service, "notifier", rung)
         body = {"prompt": "a", "temperature": 1, "n": 3, "structured_outputs": {"regex": "[a-f]{3}"}}
         texts = [choice["text"] for choice in running.ask(**body)["choices"]]
         assert all(re.fullmatch("[a-f]{3}", text) for text in texts)

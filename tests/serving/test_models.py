@@ -1,4 +1,4 @@
-"""A served model: its depths, its length, and which prompts fit."""
+"""A served model: its depths, its length, which prompts fit, and messages as token ids by the tokenizer's template."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import GenerationConfig, PreTrainedTokenizerFast
 
-from loopwright.generation.stream import text_of
-from loopwright.serving.models import ServedModel, find_model
-from loopwright.serving.schema import Refusal, ServerLimits, Wanted, wanted
+from loopwright.confined import LocalTokenizer
+from loopwright.generation.detokenise import text_of
+from loopwright.serving.models import ServedModel, chat_ids, find_model
+from loopwright.serving.schema import ParsedRequest, Refusal, ServerLimits, parse_request
 from tests.cases import noisy
 from tests.generation.mix import make
+from tests.generation.test_detokenise import BYTES
 from tests.generation.test_generation_config import drawing_by, random_config
 from tests.generation.tiny import DENSE, word_tokenizer
 from tests.serving.live import WORDS, live
-from tests.serving.test_pieces import BYTES
 
 
 def served(
@@ -30,8 +31,8 @@ def served(
     return ServedModel("m", model, WORDS, limits=limits or ServerLimits(), **({"max_rows": 1, "max_tokens": 40} | options))
 
 
-def text(**body: Any) -> Wanted:
-    return wanted(json.dumps({"prompt": "a"} | body).encode(), chat=False)
+def text(**body: Any) -> ParsedRequest:
+    return parse_request(json.dumps({"prompt": "a"} | body).encode(), chat=False)
 
 
 class Shouting(PreTrainedTokenizerFast):
@@ -156,3 +157,35 @@ def test_models_are_found_by_name() -> None:
     assert refused.value.status == 404
     with pytest.raises(Refusal, match="model: missing"):
         find_model({"a": "A", "b": "B"}, None)  # type: ignore[dict-item]
+
+
+ASKED = [{"role": "user", "content": "a"}]
+
+
+def test_messages_are_written_by_the_template() -> None:
+    messages = [{"role": "user", "content": "the cat"}, {"role": "assistant", "content": "sat"}]
+    words = word_tokenizer(chat=True)
+    expected = words.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)["input_ids"]
+    assert chat_ids(LocalTokenizer(words), messages) == words("the cat again sat again then")["input_ids"] == list(expected)
+
+
+@pytest.mark.parametrize("template", ["{{ raise_exception('no\\nsystem') }}", "{{ 1 / 0 }}", "{% for %}"])
+def test_a_template_that_fails_is_one_line(template: str) -> None:
+    words = word_tokenizer()
+    words.chat_template = template
+    with pytest.raises(Refusal, match=r"^messages: the model's chat template refuses them") as refused:
+        chat_ids(LocalTokenizer(words), ASKED)
+    assert "\n" not in str(refused.value) and refused.value.param == "messages"
+
+
+def test_a_template_that_writes_too_much_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("loopwright.confined.TEXT", 1000)
+    words = word_tokenizer()
+    words.chat_template = "{{ 'a ' * 501 }}"
+    with pytest.raises(Refusal, match=r"^messages: the model's chat template was stopped \(it writes 1,002 characters\)"):
+        chat_ids(LocalTokenizer(words), ASKED)
+
+
+def test_a_tokenizer_without_a_template_says_where_to_go() -> None:
+    with pytest.raises(Refusal, match="no chat template; use /v1/completions"):
+        chat_ids(LocalTokenizer(word_tokenizer()), ASKED)

@@ -1,4 +1,4 @@
-"""Every field has a check; what is unknown, malformed or does not go together is refused by name."""
+"""Every field has a check; what is unknown, malformed, too much or does not go together is refused by name."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loopwright.serving.schema import CHAT, TEXT, TOKENIZE, Refusal, read_fields, wanted
+from loopwright.serving.schema import CHAT, TEXT, TOKENIZE, Refusal, ServerLimits, parse_request, read_fields
 
 BAD_TEXT: list[tuple[dict[str, Any], str]] = [
     ({"deph": 3}, "body: unknown 'deph'; did you mean 'depth'?"),
@@ -87,14 +87,14 @@ BAD_CHAT: list[tuple[dict[str, Any], str]] = [
 @pytest.mark.parametrize(("body", "message"), BAD_TEXT, ids=[f"{next(iter(b))}-{i}" for i, (b, _) in enumerate(BAD_TEXT)])
 def test_what_is_wrong_with_text_is_said_in_one_line(body: dict[str, Any], message: str) -> None:
     with pytest.raises(Refusal, match=f"^{message}") as refused:
-        wanted(json.dumps({"prompt": "a"} | body).encode(), chat=False)
+        parse_request(json.dumps({"prompt": "a"} | body).encode(), chat=False)
     assert refused.value.status == 400 and "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize(("body", "message"), BAD_CHAT, ids=[f"{next(iter(b))}-{i}" for i, (b, _) in enumerate(BAD_CHAT)])
 def test_what_is_wrong_with_chat_is_said_in_one_line(body: dict[str, Any], message: str) -> None:
     with pytest.raises(Refusal, match=f"^{message}"):
-        wanted(json.dumps({"messages": [{"role": "user", "content": "a"}]} | body).encode(), chat=True)
+        parse_request(json.dumps({"messages": [{"role": "user", "content": "a"}]} | body).encode(), chat=True)
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_what_is_wrong_with_chat_is_said_in_one_line(body: dict[str, Any], messa
 )
 def test_the_field_that_is_refused_is_named(body: dict[str, Any], param: str) -> None:
     with pytest.raises(Refusal) as refused:
-        wanted(json.dumps({"messages": [{"role": "user", "content": "a"}]} | body).encode(), chat=True)
+        parse_request(json.dumps({"messages": [{"role": "user", "content": "a"}]} | body).encode(), chat=True)
     assert refused.value.body()["error"]["param"] == param
 
 
@@ -128,7 +128,7 @@ def test_fields_that_cannot_change_a_token_are_taken() -> None:
     for chat, main in ((False, {"prompt": "a"}), (True, {"messages": [{"role": "user", "content": "a"}], "modalities": ["text"]})):
         body = {name: value for name, value in (UNREAD | main).items() if not (chat and name == "best_of")}
         plain = {name: value for name, value in main.items() if name != "modalities"} | {"stream": True}
-        assert wanted(json.dumps(body).encode(), chat=chat) == wanted(json.dumps(plain).encode(), chat=chat)
+        assert parse_request(json.dumps(body).encode(), chat=chat) == parse_request(json.dumps(plain).encode(), chat=chat)
 
 
 def test_an_answer_comes_back_as_a_client_keeps_it() -> None:
@@ -140,21 +140,21 @@ def test_an_answer_comes_back_as_a_client_keeps_it() -> None:
         {"role": "assistant", "content": "b"} | nothing,
         {"role": "assistant", "content": None, "tool_calls": []} | nothing,
     ]
-    asked = wanted(json.dumps({"messages": [*sent, user], "seed": None, "no_such": None}).encode(), chat=True)
+    asked = parse_request(json.dumps({"messages": [*sent, user], "seed": None, "no_such": None}).encode(), chat=True)
     plain = {"role": "user", "content": "a"}
     assert asked.messages == [plain, {"role": "assistant", "content": "b"}, {"role": "assistant", "content": ""}, plain]
 
 
 def test_the_fields_of_other_servers() -> None:
-    asked = wanted(b'{"prompt": "a", "min_tokens": 3, "skip_special_tokens": false}', chat=False)
+    asked = parse_request(b'{"prompt": "a", "min_tokens": 3, "skip_special_tokens": false}', chat=False)
     assert asked.options["min_new_tokens"] == 3 and asked.options["skip_special_tokens"] is False
     body = {"messages": [{"role": "user", "content": "a"}]}
-    assert wanted(json.dumps(body).encode(), chat=True).opening
-    assert not wanted(json.dumps(body | {"add_generation_prompt": False}).encode(), chat=True).opening
+    assert parse_request(json.dumps(body).encode(), chat=True).opening
+    assert not parse_request(json.dumps(body | {"add_generation_prompt": False}).encode(), chat=True).opening
 
 
 def test_null_is_left_out_and_the_rest_goes_to_the_engine() -> None:
-    asked = wanted(
+    asked = parse_request(
         b'{"prompt": [[1], "a"], "seed": null, "depth": 3, "exit": "change:0.5", "top_k": -1, "stop": "x", "stop_token_ids": [7],'
         b' "logit_bias": {"5": 2}, "echo": true, "logprobs": 0}',
         chat=False,
@@ -179,13 +179,13 @@ def test_the_form_of_an_answer() -> None:
         ({"response_format": {"type": "text"}}, None),
     ):
         for chat, main in ((False, {"prompt": "a"}), (True, {"messages": [{"role": "user", "content": "a"}]})):
-            assert wanted(json.dumps(main | field).encode(), chat=chat).options.get("constrain") == form
+            assert parse_request(json.dumps(main | field).encode(), chat=chat).options.get("constrain") == form
 
 
 def test_messages_in_parts_and_of_developers() -> None:
     parts = [{"type": "text", "text": "a "}, {"type": "text", "text": "b"}]
     messages = [{"role": "developer", "content": "c"}, {"role": "user", "content": parts, "name": "me"}]
-    asked = wanted(json.dumps({"messages": messages, "logprobs": True, "top_logprobs": 2}).encode(), chat=True)
+    asked = parse_request(json.dumps({"messages": messages, "logprobs": True, "top_logprobs": 2}).encode(), chat=True)
     assert asked.messages == [{"role": "system", "content": "c"}, {"role": "user", "content": "a b", "name": "me"}]
     assert asked.logprobs == 2 and asked.options["logprobs"] and not asked.options["prompt_logprobs"]
 
@@ -239,5 +239,47 @@ def test_any_json_is_read_or_refused(drawn: tuple[dict[str, Any], dict[str, Any]
 )
 def test_the_field_in_which_json_is_not_plain_is_named(inner: bytes, param: str | None) -> None:
     with pytest.raises(Refusal) as refused:
-        wanted(b'{"prompt": "a", ' + inner + b"}", chat=False)
+        parse_request(b'{"prompt": "a", ' + inner + b"}", chat=False)
     assert refused.value.param == param and str(refused.value).startswith("body: ")
+
+
+LIMITS = ServerLimits(body_bytes=10, new_tokens=5, choices=4, depth=3, queue=2)
+
+
+def test_each_limit_admits_what_it_says_and_names_itself_beyond() -> None:
+    LIMITS.check_body(10)
+    LIMITS.check_new_tokens("max_tokens", 5)
+    LIMITS.check_choices(2, 2)
+    LIMITS.check_depth(3, 3)
+    LIMITS.check_queue(2, 4, 4, 1.0)
+    for call, status, named in (
+        (lambda: LIMITS.check_body(11), 413, "--max-body"),
+        (lambda: LIMITS.check_new_tokens("max_completion_tokens", 6), 400, "max_completion_tokens: 6 .*--max-new-tokens"),
+        (lambda: LIMITS.check_choices(1, 5), 400, "n: 5 is more than 4 answers.*--max-choices"),
+        (lambda: LIMITS.check_choices(3, 2), 400, "n: 2 for each of 3 prompts"),
+        (lambda: LIMITS.check_depth(4, 3), 400, "depth: 4 .*--max-depth"),
+        (lambda: LIMITS.check_queue(3, 4, 4, 1.0), 429, "queue: 0 of 2 sequences wait .*--max-queue"),
+    ):
+        with pytest.raises(Refusal, match=named) as refused:
+            call()
+        assert refused.value.status == status
+
+
+@pytest.mark.parametrize(("seconds", "wait"), [(0.0, "1"), (2.5, "4"), (1e9, "60")])
+def test_retry_after_is_what_the_queue_takes(seconds: float, wait: str) -> None:
+    with pytest.raises(Refusal) as refused:
+        LIMITS.check_queue(1, 6, 4, seconds)
+    assert refused.value.headers == {"retry-after": wait}
+
+
+def test_a_refusal_is_one_bounded_line() -> None:
+    body = Refusal("a\nb\x1b" + "c" * 5000, status=404, param="x", code="y").body()["error"]
+    assert body["message"].startswith("a b\\x1bccc") and len(body["message"]) == 1000
+    assert (body["type"], body["param"], body["code"]) == ("not_found_error", "x", "y")
+    assert Refusal("x", status=503).body()["error"]["type"] == "server_error"
+
+
+def test_limits_that_admit_nothing_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"choices must be a whole number >= 1 \(got 0\)"):
+        ServerLimits(choices=0)
+    assert ServerLimits(queue=0).queue == 0

@@ -14,16 +14,16 @@ from hypothesis import strategies as st
 from loopwright.generation.scores import TokenScore
 from loopwright.serving.answer import Delta
 from loopwright.serving.openai_json import Shape, event
-from loopwright.serving.schema import wanted
+from loopwright.serving.schema import parse_request
+from tests.generation.test_detokenise import BYTES
 from tests.serving.live import WORDS
-from tests.serving.test_pieces import BYTES
 
 
 def shape_of(*, chat: bool = False, tokenizer: Any = WORDS, **body: Any) -> Shape:
     first = {"messages": [{"role": "user", "content": "a"}]} if chat else {"prompt": "a"}
     model = SimpleNamespace(name="m", word=lambda token: tokenizer.decode([token]))
-    asked = wanted(json.dumps(first | body).encode(), chat=chat)
-    return Shape(SimpleNamespace(wanted=asked, model=model, usage={"total_tokens": 7}))  # type: ignore[arg-type]
+    asked = parse_request(json.dumps(first | body).encode(), chat=chat)
+    return Shape(SimpleNamespace(parsed=asked, model=model, usage={"total_tokens": 7}))  # type: ignore[arg-type]
 
 
 def delta(text: str, tokens: list[int], *, reason: str | None = None, **more: Any) -> Delta:

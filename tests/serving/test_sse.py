@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loopwright.generation.request import Request, RequestOptions
-from loopwright.serving.answer import Bell, ServedRequest
+from loopwright.serving.answer import LoopNotifier, ServedRequest
 from loopwright.serving.models import ServedModel
 from loopwright.serving.openai_json import Shape
-from loopwright.serving.schema import ServerLimits, wanted
+from loopwright.serving.schema import ServerLimits, parse_request
 from loopwright.serving.sse import OWN, EventStream, events
 from tests.generation.mix import make
 from tests.serving.live import SMALL, WORDS, hold_engines, until
@@ -30,8 +30,10 @@ def model() -> Any:
 
 
 def job_of(model: ServedModel, **body: Any) -> ServedRequest:
-    asked = wanted(json.dumps({"prompt": "the", "temperature": 0, "stream": True, "ignore_eos": True} | body).encode(), chat=False)
-    return ServedRequest(model, asked, model.prompt_ids(asked), Bell(asyncio.get_running_loop()))
+    asked = parse_request(
+        json.dumps({"prompt": "the", "temperature": 0, "stream": True, "ignore_eos": True} | body).encode(), chat=False
+    )
+    return ServedRequest(model, asked, model.prompt_ids(asked), LoopNotifier(asyncio.get_running_loop()))
 
 
 def test_a_failure_on_the_way_is_an_event_and_ends_the_stream(model: ServedModel) -> None:

@@ -1,4 +1,4 @@
-"""The class that vLLM builds, beside a stand-in for vLLM: filled from a saved folder it gives the tokens of `generate`."""
+"""The class that vLLM builds, beside a stand-in for vLLM: tokens of `generate`, split linear maps, and the depths of a batch."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
 
 import loopwright as lw
 from tests.cases import noisy
-from tests.vllm.paged import Attention, decode, vllm
+from tests.vllm.paged import Attention, SplitLinear, decode, vllm
 from tests.vllm.test_pages import PROMPTS, alone
 
 __all__ = ["vllm"]
@@ -60,3 +61,31 @@ def test_a_depth_that_the_model_has_not_is_refused(vllm: type[Attention]) -> Non
     config.depth = 9
     with pytest.raises(ValueError, match="beyond max_steps"):
         opened(config)
+
+
+def test_the_maps_of_the_blocks_are_split_and_no_other(vllm: type[Attention]) -> None:
+    model = lw.build("huginn-tiny")
+    names = list(model.state_dict())
+    import_module("loopwright.vllm.model").split_linears(model, None)
+    linears = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+    assert {name for name, module in linears.items() if not isinstance(module, SplitLinear)} == {"lm_head", "injection.proj"}
+    split = [module for module in linears.values() if isinstance(module, SplitLinear)]
+    assert len(split) == 6 * 7 and len({module.prefix for module in split}) == len(split)
+    assert {module.prefix.split(".")[-1] for module in split if type(module).__name__ == "RowParallelLinear"} == {
+        "o_proj",
+        "down_proj",
+    }
+    assert list(model.state_dict()) == names  # so that saved folders still fit
+
+
+def test_depths_of_requests_reach_the_model(vllm: type[Attention]) -> None:
+    model = SimpleNamespace(config=lw.preset("huginn-tiny"))
+    state = import_module("loopwright.vllm.model").LoopedModelState(None, model, None, torch.device("cpu"))
+    state.add_request(1, SimpleNamespace(sampling_params=SimpleNamespace(extra_args={"depth": 2})))
+    state.add_request(3, SimpleNamespace(sampling_params=None))
+    batch = SimpleNamespace(
+        idx_mapping_np=np.array([3, 1, 0]), num_scheduled_tokens=np.array([1, 2]), num_reqs=2, num_tokens_after_padding=4
+    )
+    inputs = state.prepare_inputs(batch, None)
+    assert inputs["depths"][:3].tolist() == [4, 2, 2] and len(inputs["depths"]) == 4 and inputs["steps"] == 4
+    assert state.prepare_dummy_inputs(2, 5)["depths"].shape == (5,) and state.last == 3

@@ -1,8 +1,7 @@
-"""One pass over a prompt, read out after every step: what each step would say, how far the state moved, where it settles.
+"""What the explorer reads of one pass over a prompt, as plain lists for JSON.
 
-The attention of one head of one layer at every step of a pass, and the token into which each head sinks.
-
-Tensors as plain lists for JSON, and tokens as text.
+After every step: what it would say, how far the state moved, where it settles, the attention of one head, and the token into which
+each head of its layer sinks.
 """
 
 from __future__ import annotations
@@ -30,6 +29,7 @@ from loopwright.model.taps import OF_PARTS, Tap
 from loopwright.untrusted import visible
 
 REMEMBERED = 65_536  # texts of single tokens
+TABLES = 6  # float32 tables of tokens × vocabulary that are held at once while a step is read
 
 
 def rounded(values: Tensor, digits: int = 4) -> Any:
@@ -68,9 +68,6 @@ class TokenTexts:
         first = str(self.tokenizer.decode([self._before]))
         both = str(self.tokenizer.decode([self._before, token]))
         return both[len(first) :] if both.startswith(first) and len(both) > len(first) else alone
-
-
-TABLES = 6  # float32 tables of tokens × vocabulary that are held at once while a step is read
 
 
 @dataclass(frozen=True)

@@ -101,10 +101,8 @@ def show_attention(model: ServedModel, given: dict[str, Any]) -> dict[str, Any]:
     shown = len(ids)
     while shown > 1 and depth * shown * (shown + 1) // 2 > MOST_MAP_NUMBERS:
         shown -= 1
-    if shown < len(ids) and given.get("edit", {}).get("kind") in (
-        "patch",
-        "noise",
-    ):  # a patch aligns at the end, noise fills a shape
+    # a patch aligns at the end, noise fills a shape
+    if shown < len(ids) and given.get("edit", {}).get("kind") in ("patch", "noise"):
         raise Refusal(f"prompt: {len(ids):,} tokens with a patch or noise; their maps fit {shown:,} at this depth", param="prompt")
     ids = ids[:shown]
     tap = _tap(model, given, ids, unrolled(net, ids, depth)) if "edit" in given else None
