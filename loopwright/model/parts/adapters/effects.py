@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Tensor, nn
 
-from loopwright.model.parts.part import ABOVE_ZERO, ANY_NUMBER, Part, StepIndex, take
+from loopwright.model.parts.part import ABOVE_ZERO, ANY_NUMBER, Part, Sizes, StepIndex, take
 from loopwright.schema import check_whole, refuse_unknown
 
 if TYPE_CHECKING:
-    from loopwright.model.config import LoopedConfig
     from loopwright.model.passes import Pass
 
 
@@ -129,7 +128,7 @@ def flat_outputs(linears: Mapping[str, nn.Module], x: Tensor) -> list[Tensor]:
 class Site:
     """Where an adapter stands: a stack of a model."""
 
-    config: LoopedConfig
+    config: Sizes
     stack: str = "core"
 
     @property
@@ -143,7 +142,7 @@ class Site:
         return (self.config.max_steps or 0) if self.stack == "core" else 1
 
 
-def map_shapes(config: LoopedConfig) -> dict[str, tuple[int, int]]:
+def map_shapes(config: Sizes) -> dict[str, tuple[int, int]]:
     """Returns (out, in) of each linear map of a block and of its two branches."""
     width, inner = config.hidden_size, config.intermediate_size
     query, key = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
