@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from loopwright.model.fused_support import fused_stacks
 from loopwright.model.keys.cache import LoopCache
-from loopwright.model.offer import fused_stacks
 from loopwright.model.passes import Pass
 from loopwright.model.quantised import plain_tensors
 from loopwright.model.span import Span

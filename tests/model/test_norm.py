@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from loopwright.model.norm import NORMS, LayerNorm, RMSNorm, SimpleNorm, build_norm
+from loopwright.model.layers import NORMS, LayerNorm, RMSNorm, SimpleNorm, build_norm
 from loopwright.model.parts.part import StepIndex
 from tests.cases import gap
 

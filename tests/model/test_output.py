@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import loopwright as lw
-from loopwright.model.passes import LoopedOutput, choosable, layer_outputs, next_token_loss, weighted_sum
+from loopwright.model.passes import LoopedOutput, choosable, next_token_loss, weighted_sum
 from loopwright.model.taps import Recorder
 from tests.cases import SOME_TINY_CASES, gap, noisy
 
@@ -232,7 +232,7 @@ def test_the_config_decides_what_the_call_leaves_open():
     ids = ids_of(model, 1, 4)
     assert model(ids).hidden_states is not None and model(ids).attentions is None
     assert model(ids, output_hidden_states=False).hidden_states is None
-    assert layer_outputs(lw.preset("ouro-1.4b-tiny"), None, None) is None
+    assert lw.build("ouro-1.4b-tiny")._layer_outputs(None, None) is None
 
 
 @pytest.mark.parametrize("wrong", [96, -5])

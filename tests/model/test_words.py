@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import DataCollatorWithFlattening
 
 import loopwright as lw
-from loopwright.model.words import LOSS, TOKENS, read_words
+from loopwright.model.causal_lm import LOSS, TOKENS, read_words
 from tests.cases import TINY_CASES, UNLIKE, gap, noisy
 
 

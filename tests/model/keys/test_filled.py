@@ -1,9 +1,9 @@
-"""Filled: rows fall behind where a pass leaves them out, and come back by crop, free and admission alone."""
+"""Filled: rows fall behind where a pass leaves them out, and come back by crop alone."""
 
 import pytest
 import torch
 
-from loopwright.model.keys.slots import Filled, by_row, refusal
+from loopwright.model.keys.cache import Filled, by_row, refusal
 from loopwright.model.passes import Expected
 
 CORE, CODA = ("core", 1), ("coda", 2)
@@ -68,15 +68,6 @@ def test_rows_are_chosen_with_what_they_miss():
     filled = after(([0, 0], {CORE: None}), ([1, 1], {CORE: [1]}))
     filled.choose_rows([1, 0, 0])
     assert filled.missing[CORE] == {1: 1, 2: 1}
-
-
-def test_admission_takes_over_what_the_row_misses():
-    here = after(([0, 0], {CORE: None}))
-    other = after(([0, 0], {CODA: None}), ([1, 1], {CODA: [0]}))
-    here.admit(0, other, 1, [2, 1])
-    assert here.missing == {CORE: {0: 0}, CODA: {0: 1, 1: 0}}
-    here.admit(0, after(([0], {CORE: None, CODA: None})), 0, [1, 1])
-    assert here.missing == {CORE: {}, CODA: {1: 0}}
 
 
 def test_a_refusal_says_what_is_missing_and_what_to_do():

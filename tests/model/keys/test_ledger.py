@@ -1,9 +1,8 @@
-"""Ledger: made from a plain cache, widened, extended, cropped, rows chosen and admitted."""
+"""Ledger: made from a plain cache, widened, extended, cropped, rows chosen."""
 
 import torch
 
-from loopwright.model.keys.slots import PER_KEY, plain_ledger
-from loopwright.model.span import place_tokens
+from loopwright.model.span import PER_KEY, place_tokens, plain_ledger
 
 CPU = torch.device("cpu")
 
@@ -32,10 +31,6 @@ def test_a_pass_is_added_and_cropped():
     assert ledger.valid.int().tolist() == [[0, 1, 1, 0, 0], [1, 0, 0, 0, 0]]
 
 
-def test_rows_are_chosen_and_admitted():
-    ledger, other = plain_ledger([1, 3], 4, None, CPU), plain_ledger([2], 3, torch.tensor([[3, 4]]), CPU)
+def test_rows_are_chosen():
+    ledger = plain_ledger([1, 3], 4, None, CPU)
     assert ledger.map_rows(torch.tensor([1, 1])).lengths.tolist() == [3, 3]
-    ledger.admit(1, other, 0, 2)
-    assert ledger.lengths.tolist() == [1, 2]
-    assert ledger.valid[1].int().tolist() == [1, 1, 0, 0]
-    assert ledger.last()[2].tolist() == [0, 4]

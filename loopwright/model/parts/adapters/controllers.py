@@ -27,18 +27,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from loopwright.model.parts.adapters.effects import (
-    Adapter,
-    Effects,
-    Factored,
-    FactorTable,
-    Site,
-    chosen_shapes,
-    flat_outputs,
-    scale_of,
-)
+from loopwright.model.parts.adapters.effects import Adapter, Factored, FactorTable, Site, chosen_shapes, scale_of
 from loopwright.model.parts.part import LINEAR_INITS, StepIndex, start_linears, take
-from loopwright.model.passes import Pass, Place
+from loopwright.model.passes import Effects, Pass, Place, flat_outputs
 from loopwright.schema import check_number, check_whole, refuse_unknown
 
 Pool = Callable[[Tensor, str, Place, Pass, int], Tensor]

@@ -10,7 +10,8 @@ from torch.utils._pytree import tree_leaves
 
 import loopwright as lw
 from loopwright.model.parts.adapters import ADAPTERS
-from loopwright.model.parts.adapters.effects import Adaptation, Adapter, Effects, project
+from loopwright.model.parts.adapters.effects import Adapter
+from loopwright.model.passes import Adaptation, Effects, project
 from tests.cases import gap
 
 SPECS = {
