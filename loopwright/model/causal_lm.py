@@ -216,7 +216,7 @@ LOSS = ("num_items_in_batch", "shift_labels")
 
 
 @dataclass(frozen=True)
-class PassWords:
+class ExtraArguments:
     """The words of one call: the documents [1, T] of a row, the number that the loss is a mean over, labels already shifted."""
 
     segment_ids: Tensor | None = None
@@ -224,7 +224,7 @@ class PassWords:
     shifted: Tensor | None = None
 
 
-def read_words(words: Mapping[str, Any], tokens: Tensor | None, held: int, *, loss: bool = False) -> PassWords:
+def read_extra(words: Mapping[str, Any], tokens: Tensor | None, held: int, *, loss: bool = False) -> ExtraArguments:
     """Returns what the words mean for a pass of `tokens` [B, T, …] after `held` cached ones; what would be ignored is refused."""
     allowed = (*TOKENS, *LOSS) if loss else TOKENS
     said = {name: value for name, value in words.items() if value is not None}
@@ -232,7 +232,7 @@ def read_words(words: Mapping[str, Any], tokens: Tensor | None, held: int, *, lo
         if name not in allowed:
             raise TypeError(f"forward: {name!r} is no argument of a looped model; beside its own it takes {', '.join(allowed)}")
     if not said:
-        return PassWords()
+        return ExtraArguments()
     rows, length = tokens.shape[:2] if isinstance(tokens, Tensor) and tokens.dim() > 1 else (0, 0)  # the model says what is wrong
     types, here = said.get("token_type_ids"), said.get("cache_position")
     if not is_recorded():  # a recorded program must not depend on what a tensor holds
@@ -240,7 +240,7 @@ def read_words(words: Mapping[str, Any], tokens: Tensor | None, held: int, *, lo
             raise ValueError("token_type_ids: not all 0; a looped model has no token types, leave them out")
         if here is not None and here.tolist() != list(range(held, held + length)):
             raise ValueError(f"cache_position: {here.tolist()}; allowed: {length} places from {held} on, after the tokens held")
-    return PassWords(_documents(said, rows, length, held), said.get("num_items_in_batch"), said.get("shift_labels"))
+    return ExtraArguments(_documents(said, rows, length, held), said.get("num_items_in_batch"), said.get("shift_labels"))
 
 
 def _documents(said: Mapping[str, Any], rows: int, length: int, held: int) -> Tensor | None:
@@ -297,13 +297,13 @@ class LoopedModel(Backbone):
         output_hidden_states: bool | None = None,
         **words: Any,
     ) -> LoopedModelOutput:
-        """Runs the model at one depth and returns what a head would read. `words`: see `read_words`."""
+        """Runs the model at one depth and returns what a head would read. `words`: see `read_extra`."""
         depth = self.config.check_depth(depth)
         outputs = self._layer_outputs(output_hidden_states, output_attentions)
         select = self.config.read_out
         readings = readings_of(select, self.halting, depth, False)
         cache = self._ready(past_key_values, use_cache, depth, readings, attention_mask)
-        given = read_words(words, input_ids if inputs_embeds is None else inputs_embeds, 0 if cache is None else cache.length)
+        given = read_extra(words, input_ids if inputs_embeds is None else inputs_embeds, 0 if cache is None else cache.length)
         segment_ids = given.segment_ids if segment_ids is None else segment_ids
         tokens = {
             "input_ids": input_ids, "attention_mask": attention_mask, "position_ids": position_ids, "segment_ids": segment_ids,
@@ -368,7 +368,7 @@ class LoopedForCausalLM(Backbone, LoopGenerationMixin):
         """Runs the model at one depth. `labels` are the input ids (−100: ignored); the model shifts them, once.
 
         `logits_to_keep`: logits of the last so many tokens alone, or of the places that a tensor names. `words`: what trainers and
-        collators of transformers hand over besides (`read_words`).
+        collators of transformers hand over besides (`read_extra`).
 
         `select` says which logits answer: those of the "last" step; per token those where the exit gate's cumulative
         probability reaches its threshold ("hub", Ouro's released rule); or the mean by exit probability ("expected"). Left out, it
@@ -385,7 +385,7 @@ class LoopedForCausalLM(Backbone, LoopGenerationMixin):
         if use_cache is None and (measures or output_steps):
             use_cache = False  # a measurement: no token will follow
         cache = self._ready(past_key_values, use_cache, depth, readings, attention_mask)
-        given = read_words(
+        given = read_extra(
             words, input_ids if inputs_embeds is None else inputs_embeds, 0 if cache is None else cache.length, loss=True
         )
         segment_ids = given.segment_ids if segment_ids is None else segment_ids
