@@ -19,6 +19,7 @@ import loopwright as lw
 from loopwright.model.cost import (
     TRAINING_FACTOR,
     Count,
+    Described,
     cache_bytes,
     inference_bytes,
     parameters,
@@ -125,10 +126,10 @@ def test_the_skeleton_takes_no_memory() -> None:
 
 @pytest.mark.parametrize("function", [parameters, pass_flops, training_bytes])
 def test_a_config_is_never_beside_the_model_of_another(function: Callable[..., Any]) -> None:
-    """The numbers would be of neither: what takes a model that is built takes nothing that could contradict it."""
-    named = list(signature(function, eval_str=True).parameters.values())
-    assert named[0].annotation is lw.LoopedConfig and named[0].kind is Parameter.POSITIONAL_OR_KEYWORD
-    assert not [each for each in named if each.kind is Parameter.VAR_KEYWORD or "LoopedForCausalLM" in str(each.annotation)]
+    """The numbers would be of neither: what takes a config or a skeleton takes nothing that could contradict it."""
+    first, *others = signature(function, eval_str=True).parameters.values()
+    assert first.annotation == Described and first.kind is Parameter.POSITIONAL_OR_KEYWORD
+    assert not [each for each in others if each.kind is Parameter.VAR_KEYWORD or "Looped" in str(each.annotation)]
     with pytest.raises(TypeError):
         function(lw.preset("asura-tiny"), skeleton(lw.preset("huginn-tiny")))
 
