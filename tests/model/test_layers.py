@@ -210,11 +210,11 @@ PLACEMENTS = {
         "ln_2_pre": "mlp_norms.input", "ln_2_post": "mlp_norms.residual",
     },
 }  # fmt: skip
-NORMS = {"LayerNorm": ("layer", 1e-5), "RMSNorm": ("rms", torch.finfo(torch.float32).eps), "SimpleNorm": ("simple", 1e-5)}
+OPERATORS = {"LayerNorm": ("layer", 1e-5), "RMSNorm": ("rms", torch.finfo(torch.float32).eps), "SimpleNorm": ("simple", 1e-5)}
 
 
 def stars_model(config: dict, weights: dict, structure: str, operator: str) -> lw.LoopedForCausalLM:
-    kind, eps = NORMS[operator]
+    kind, eps = OPERATORS[operator]
     model = lw.build(
         "stars-addition", hidden_size=config["d_model"], num_attention_heads=config["n_heads"], intermediate_size=config["d_ff"],
         max_position_embeddings=config["max_len"], dropout=config["dropout"], norm={"kind": kind, "eps": eps},
@@ -245,7 +245,7 @@ def stars_model(config: dict, weights: dict, structure: str, operator: str) -> l
 
 @pytest.mark.parametrize("folder", golden_folders("stars-addition"), ids=lambda f: f.parent.parent.name)
 @pytest.mark.parametrize("structure", PLACEMENTS)
-@pytest.mark.parametrize("operator", NORMS)
+@pytest.mark.parametrize("operator", OPERATORS)
 def test_golden_stars(folder, structure, operator):
     config, weights = json.loads((folder / "config.json").read_text()), load_file(folder / "model.safetensors")
     golden = load_file(folder / "golden.safetensors")
