@@ -20,15 +20,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.pairs import compare, replayed, report
-from loopwright.kernels.launches import free_launches
+from loopwright.kernels.gate import free_launches
 from loopwright.model.causal_lm import LoopedForCausalLM
 from loopwright.model.config import LoopedConfig
 from loopwright.model.cost import pass_flops
 from loopwright.model.parts.adapters import diagonal
 from loopwright.model.parts.adapters.diagonal import Bases
-from loopwright.model.parts.adapters.effects import Adaptation, Effects
 from loopwright.model.parts.part import FIRST
-from loopwright.model.passes import Pass, Place
+from loopwright.model.passes import Adaptation, Effects, Pass, Place
 
 Run = Callable[[Tensor], Tensor]
 RANK, ALLOWED = 32, 1.6

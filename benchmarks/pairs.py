@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from loopwright.kernels.launches import free_launches
+from loopwright.kernels.gate import free_launches
 from loopwright.storage.run import origin
 
 

@@ -10,14 +10,14 @@ from loopwright.data.batch import BatchSource as Samples
 from loopwright.data.tasks.task import Alphabet
 from loopwright.metrics.score import IGNORED, Metric
 from loopwright.model.config import LoopedConfig
-from loopwright.model.norm import Norm
-from loopwright.model.parts.adapters.effects import Adapter, Effects, Site
+from loopwright.model.layers import Norm
+from loopwright.model.parts.adapters.effects import Adapter, Site
 from loopwright.model.parts.gate import Gate
 from loopwright.model.parts.halting import HaltingHead
 from loopwright.model.parts.injection import Injection
 from loopwright.model.parts.part import Part, StepIndex, take, take_width
 from loopwright.model.parts.state import State
-from loopwright.model.passes import Pass
+from loopwright.model.passes import Effects, Pass
 from loopwright.training.depth import DepthRule
 from loopwright.training.grpo import Reward, Sample
 from loopwright.training.objectives.readout import Targets, cross_entropies, find_targets, target_features, target_logits

@@ -123,7 +123,7 @@ PLACES: dict[str, tuple[str, str]] = {
     "adapter": ("loopwright.model.parts.adapters", "ADAPTERS"),
     "gate": ("loopwright.model.parts.gate", "GATES"),
     "halting": ("loopwright.model.parts.halting", "HALTINGS"),
-    "norm": ("loopwright.model.norm", "NORMS"),
+    "norm": ("loopwright.model.layers", "NORMS"),
     "data": ("loopwright.data.build", "DATA"),
     "depth": ("loopwright.training.depth", "RULES"),
     "objective": ("loopwright.training.objectives.losses", "OBJECTIVES"),

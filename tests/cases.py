@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import loopwright as lw
-from loopwright.model.keys.slots import Filled, Group
+from loopwright.model.keys.cache import Filled, Group
 from loopwright.model.presets import PRESETS
 
 HERE = Path(__file__).parent

@@ -14,6 +14,7 @@ FOLDERS = ("loopwright", "tests", "benchmarks")
 LINES_OF_A_FILE = 700
 LINES_OF_A_FUNCTION = 80
 LONGER = {"train": 120}
+FILES_OF_A_CIRCLE = 6  # of imports, those for types counted; five once the recipe's tables no longer know the recipe
 MODULES_OF_A_FOLDER = 26  # below the root, whose modules have a row each in ROWS
 BYTES_OF_RESULTS = 10_000_000
 
@@ -134,6 +135,31 @@ def imports_point_down(root: Path) -> list[str]:
                 if there != here and RANK.get(there, len(ROWS)) >= RANK[here]:
                     found.append(f"{path}:{line}: {here} imports {name}")
     return found
+
+
+def circles_are_small(root: Path) -> list[str]:
+    """Files that name each other's types can only be read together. Imports within functions are left out."""
+    trees = dict(sources(root))
+    files = {path.removesuffix(".py").removesuffix("/__init__").replace("/", "."): path for path in trees}
+    needs: dict[str, set[str]] = {}
+    for name, path in files.items():
+        lazy = {line for function in functions(trees[path]) for line, _ in imported(function)}
+        found = (other for line, other in imported(trees[path]) if line not in lazy)
+        needs[name] = {near if near in files else near.rpartition(".")[0] for near in found} & files.keys() - {name}
+
+    @cache
+    def reached(start: str) -> frozenset[str]:
+        seen: set[str] = set()
+        ahead = [start]
+        while ahead:
+            new = needs[ahead.pop()] - seen
+            seen |= new
+            ahead += new
+        return frozenset(seen)
+
+    circles = {tuple(sorted(other for other in reached(name) if name in reached(other))) for name in files}
+    large = sorted(circle for circle in circles if len(circle) > FILES_OF_A_CIRCLE)
+    return [f"{len(c)} files import each other: {', '.join(c)}; allowed: {FILES_OF_A_CIRCLE}" for c in large]
 
 
 def optional_packages_stay_home(root: Path) -> list[str]:
@@ -341,7 +367,7 @@ def unnamed_entries(root: Path, entries: dict[str, set[str]]) -> list[str]:
 
 
 RULES: list[Rule] = [
-    imports_point_down, optional_packages_stay_home, files_are_short, functions_are_short, folders_are_small,
-    every_room_has_its_tests, public_names_have_docstrings, class_names_are_unique, glossary_words, module_names,
-    one_loop, no_hasattr, no_machine_in_files, results_are_small,
+    imports_point_down, circles_are_small, optional_packages_stay_home, files_are_short, functions_are_short, folders_are_small,
+    every_room_has_its_tests, public_names_have_docstrings, class_names_are_unique, glossary_words, module_names, one_loop,
+    no_hasattr, no_machine_in_files, results_are_small,
 ]  # fmt: skip

@@ -17,7 +17,7 @@ from loopwright.checkpoints.families import FAMILIES
 from loopwright.cli import make_app
 from loopwright.metrics.score import METRICS
 from loopwright.model.config import PARTS, LoopedConfig
-from loopwright.model.norm import NORMS
+from loopwright.model.layers import NORMS
 from loopwright.model.parts.adapters import ADAPTERS
 from loopwright.model.parts.init import INITS
 from loopwright.model.presets import PRESETS, preset
@@ -33,6 +33,7 @@ from loopwright.training.tracking import TRACKERS
 from tests.rules import (
     RULES,
     Rule,
+    circles_are_small,
     class_names_are_unique,
     every_room_has_its_tests,
     files_are_short,
@@ -101,6 +102,12 @@ PLANTS: list[tuple[Rule, str, str, str]] = [
     (imports_point_down, "loopwright/model/part.py", "from loopwright import build\n", "model imports loopwright.build"),
     (imports_point_down, "loopwright/model/part.py", "from .backbone import unroll\n", "relative import"),
     (imports_point_down, "loopwright/extras.py", "", "extras has no row"),
+    (
+        circles_are_small,
+        "loopwright/data/c0.py",
+        "from typing import TYPE_CHECKING\n\nif TYPE_CHECKING:\n    from loopwright.data import c1\n",
+        "7 files import each other: loopwright.data.c0, loopwright.data.c1",
+    ),
     (optional_packages_stay_home, "loopwright/data/text.py", "import datasets\n", "datasets is imported with the module"),
     (
         optional_packages_stay_home,
@@ -178,6 +185,8 @@ def test_an_optimisers_step_is_no_second_loop(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("rule", "name", "text", "complaint"), PLANTS, ids=[f"{p[0].__name__}-{i}" for i, p in enumerate(PLANTS)])
 def test_planted_violations_are_found(tmp_path: Path, rule: Rule, name: str, text: str, complaint: str) -> None:
     beside = {f"loopwright/data/x{i}.py": "" for i in range(25)} if rule is folders_are_small else {}  # and text.py
+    if rule is circles_are_small:
+        beside = {f"loopwright/data/c{i}.py": f"from loopwright.data.c{(i + 1) % 7} import x\n" for i in range(1, 7)}
     found = rule(plant(tmp_path, {**SOUND, **beside, name: text}))
     assert any(complaint in line for line in found), found
 

@@ -1,9 +1,8 @@
 """How a model is called: what its forward offers, which ids it is asked about, and what comes back.
 
 Any module that takes input ids and returns logits can be probed. What else it can do is read off the signature of its
-forward; loopwright models offer everything.
-
-What one check finds: comparisons of logits, collected into pass or fail with the numbers behind it.
+forward; loopwright models offer everything. What a check finds is collected in a `Tally`: comparisons of logits,
+with a verdict and the numbers behind it.
 """
 
 from __future__ import annotations
@@ -19,6 +18,18 @@ import torch
 from torch import Tensor, nn
 
 from loopwright.model.causal_lm import LoopedForCausalLM
+
+# what public models call the same thing
+DEPTH_NAMES = ("depth", "num_steps", "total_ut_steps", "num_loops", "n_loops", "loops", "ut_steps")
+STATE_NAMES = ("initial_state", "input_states")
+LENGTH_NAMES = ("max_position_embeddings", "n_positions", "n_ctx", "block_size", "max_seq_len", "max_sequence_length")
+WIDTH_NAMES = ("hidden_size", "n_embd", "d_model")
+SPECIAL_NAMES = ("pad_token_id", "bos_token_id", "eos_token_id")
+
+TOKENS = 14  # per row: several chunks, several pads, and still quick
+FEWEST_TOKENS = 8
+DEEPEST = 4  # steps of an ordinary call; more of them repeat what these show
+SEED = 20_250
 
 # the difference allowed between two ways to the same logits, relative to the largest logit, in a pass of USUAL_RUNS layers or
 # fewer; over more layers rounding adds up like a random walk, so the square root of their number is allowed
@@ -121,19 +132,6 @@ def largest_difference(got: Tensor, want: Tensor) -> tuple[float, str]:
 def same_bits(got: Tensor, want: Tensor) -> bool:
     """Returns whether two tensors have the same shape and values; a NaN equals nothing."""
     return got.shape == want.shape and torch.equal(got, want.to(got.device))
-
-
-# what public models call the same thing
-DEPTH_NAMES = ("depth", "num_steps", "total_ut_steps", "num_loops", "n_loops", "loops", "ut_steps")
-STATE_NAMES = ("initial_state", "input_states")
-LENGTH_NAMES = ("max_position_embeddings", "n_positions", "n_ctx", "block_size", "max_seq_len", "max_sequence_length")
-WIDTH_NAMES = ("hidden_size", "n_embd", "d_model")
-SPECIAL_NAMES = ("pad_token_id", "bos_token_id", "eos_token_id")
-
-TOKENS = 14  # per row: several chunks, several pads, and still quick
-FEWEST_TOKENS = 8
-DEEPEST = 4  # steps of an ordinary call; more of them repeat what these show
-SEED = 20_250
 
 
 @dataclass(frozen=True)

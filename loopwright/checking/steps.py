@@ -1,11 +1,9 @@
-"""Equalities over steps: depth does what it says, the state starts the same each time, watching changes nothing.
+"""Equalities over steps, plain, on a cache and with early exits.
 
-Equalities over steps on a cache: what a pass reads of earlier tokens must have been made at the same step and reading.
-
-A cache that keeps one set of the coda's keys for all steps, or that counts a step as run for rows that never ran it, answers
-wrongly without a word. A cache may refuse what it does not hold; what it accepts must be exact.
-
-Equalities of early exit: a rule that never lets a token leave changes nothing, and tokens that leave early cost no exactness.
+Depth does what it says, the state starts the same each time, and a tap that only reads changes nothing. What a pass reads of cached
+tokens must have been made at the same step and reading: a cache that keeps one set of the coda's keys for all steps, or that counts
+a step as run for rows that never ran it, gives wrong answers without an error. A cache may refuse what it does not hold; what it
+accepts must be exact. An exit rule that never lets a token leave changes nothing, and tokens that leave early cost no exactness.
 """
 
 from __future__ import annotations
@@ -26,6 +24,10 @@ from loopwright.model.causal_lm import LoopedForCausalLM
 from loopwright.model.keys.cache import LoopCache
 from loopwright.model.passes import Answers, rules_of
 from loopwright.model.taps import OF_PARTS, POINTS, Recorder
+
+DEEPEST = 3
+CHANGES = ((3, 1), (3, 2), (1, 2), (2, 3))  # of depth between two passes: down and up
+PROMPT, PLAN = 4, (1, 3, 2, 3, 1)  # deep tokens after shallow ones need keys that these have not made
 
 
 def initial_state(probe: Probe) -> Verdict:
@@ -168,18 +170,16 @@ class _StepCounter:
         return value
 
 
-def _depths(model: LoopedForCausalLM) -> list[int]:
-    """Returns the depths to compare: from one to three steps, fewer where per-step tables end before."""
-    limit = model.config.max_steps if model.config.beyond_max_steps == "refuse" else None
-    return list(range(1, 1 + min(3, limit or 3)))
+def _depths(model: LoopedForCausalLM | None) -> range:
+    """Returns the depths to compare: from one step on, fewer where per-step tables end before."""
+    config = None if model is None else model.config
+    limit = None if config is None or config.beyond_max_steps != "refuse" else config.max_steps
+    return range(1, 1 + min(DEEPEST, limit or DEEPEST))
 
 
 def _states(model: LoopedForCausalLM, ids: Tensor, depth: int) -> list[Tensor]:
     e, p = model.embed(ids)
     return list(model.unroll(e, depth, p))
-
-
-CHANGES = ((3, 1), (3, 2), (1, 2), (2, 3))  # of depth between two passes: down and up
 
 
 def steps_on_a_cache(probe: Probe) -> Verdict:
@@ -215,7 +215,7 @@ def depth_on_a_cache(probe: Probe) -> Verdict:
         raise NotOfferedError(f"forward has none of {', '.join(DEPTH_NAMES)}")
     tally, ids, refused = probe.tally(), probe.ids(2, seed=4), 0
     refusals = ValueError if probe.own is not None else Exception  # others' refusals have no one type
-    changes = [pair for pair in CHANGES if max(pair) <= _deepest(probe)]
+    changes = [pair for pair in CHANGES if max(pair) in _depths(probe.own)]
     half = ids.shape[1] // 2
     for before, after in changes:
         answers = probe.cached_answers(ids, [(half, {name: before}), (1, {name: after})])
@@ -262,16 +262,6 @@ def _one_index_per_row(model: LoopedForCausalLM, ids: Tensor, half: int) -> Loop
     return cache
 
 
-def _deepest(probe: Probe) -> int:
-    config = None if probe.own is None else probe.own.config
-    limit = None if config is None or config.beyond_max_steps != "refuse" else config.max_steps
-    return min(3, limit or 3)
-
-
-DEEPEST = 3
-PROMPT, PLAN = 4, (1, 3, 2, 3, 1)  # deep tokens after shallow ones need keys that these have not made
-
-
 class Planned(ExitRule):
     """Tokens leave after the numbers of steps of a plan, in their order: exits of all sizes, whatever the weights are."""
 
@@ -294,8 +284,7 @@ def early_exits(probe: Probe) -> Verdict:
     if model is None:
         raise NotOfferedError("not a loopwright model")
     probe.need_core()
-    config = model.config
-    deepest = DEEPEST if config.max_steps is None or config.beyond_max_steps != "refuse" else min(DEEPEST, config.max_steps)
+    deepest = _depths(model)[-1]
     if deepest < 2:
         raise NotOfferedError("the model has parameters for one step alone")
     if model.leaks_future:

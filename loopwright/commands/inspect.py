@@ -42,9 +42,9 @@ def inspect(
     model = cost.skeleton(config)
     if opened.is_preset and source.removesuffix("-tiny") in PARTS_ALONE:
         freeze_base(model)
-    facts = cost.survey_of(model, depth=depth, context=context, batch=batch, dtype=find_dtype(dtype), policy=policy)
+    facts = cost.survey(model, depth=depth, context=context, batch=batch, dtype=find_dtype(dtype), policy=policy)
     advice = _advice(model, facts["depth"]) if worth else {}
-    rows = cost.tensors_of(model) if tensors else []
+    rows = cost.tensors(model) if tensors else []
     out = console()
     out.print(Text.assemble((source, "bold"), f": {describe(config, facts['depth'])}"), soft_wrap=True)
     for one in (_parameter_table(facts), _flop_table(facts), _byte_table(facts)):

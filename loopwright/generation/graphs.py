@@ -25,15 +25,17 @@ from torch import Tensor
 from loopwright.generation.mixed_depth import StateHistory, misses_none
 from loopwright.generation.passes import Passes
 from loopwright.generation.rows import Running, pinned
+from loopwright.kernels.gate import warn_once
 from loopwright.kernels.sizes import longest_pass
 from loopwright.model.causal_lm import LoopedForCausalLM
+from loopwright.model.fused_support import fused_stacks
 from loopwright.model.keys.pool import KeyPool, Row
-from loopwright.model.keys.rows import FixedRows, RowSpan
+from loopwright.model.keys.rows import FixedRows
 from loopwright.model.layers import Rotary
-from loopwright.model.offer import fused_stacks, say_once
 from loopwright.model.parts.part import RowSteps
 from loopwright.model.parts.state import signed
 from loopwright.model.passes import Pass, choosable, open_pass
+from loopwright.model.span import RowSpan
 
 if TYPE_CHECKING:
     from loopwright.model.fused_stack import FusedStacks
@@ -277,7 +279,7 @@ class Captures:
                 with torch.cuda.graph(graph, pool=self.memory, stream=self.stream, capture_error_mode="thread_local"):
                     run()
         except RuntimeError as error:
-            say_once(f"engine: {what} is launched kernel by kernel: {error}")
+            warn_once(f"engine: {what} is launched kernel by kernel: {error}")
             return None
         return graph
 

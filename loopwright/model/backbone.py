@@ -18,11 +18,8 @@ from transformers import Cache, PreTrainedModel
 from loopwright.model.config import LoopedConfig
 from loopwright.model.keys.borrowed import BorrowedCache
 from loopwright.model.keys.cache import LoopCache
-from loopwright.model.keys.rows import FixedRows, PooledRows, RowSpan
-from loopwright.model.layers import Block, Rotary
-from loopwright.model.norm import build_norm, build_norms
+from loopwright.model.layers import Block, Rotary, build_norm, build_norms
 from loopwright.model.parts.adapters import build_adapters
-from loopwright.model.parts.adapters.effects import Adaptation
 from loopwright.model.parts.gate import GATES
 from loopwright.model.parts.halting import HALTINGS
 from loopwright.model.parts.init import Law, init_of
@@ -30,7 +27,9 @@ from loopwright.model.parts.injection import INJECTIONS
 from loopwright.model.parts.part import FIRST, Part, RowSteps, StepIndex
 from loopwright.model.parts.state import STATES, fresh_seeds
 from loopwright.model.passes import (
+    Adaptation,
     Expected,
+    KeyStore,
     LayerOutputs,
     Pass,
     Place,
@@ -45,7 +44,7 @@ from loopwright.model.passes import (
 )
 from loopwright.model.quantised import check_unquantised
 from loopwright.model.room import need_room
-from loopwright.model.span import Span, place_tokens
+from loopwright.model.span import RowSpan, Span, place_tokens
 from loopwright.model.taps import Tap, check_tap
 from loopwright.model.traced import is_recorded
 from loopwright.schema import build_kind
@@ -143,7 +142,7 @@ class Backbone(PreTrainedModel):
         x: Tensor,
         span: Span | RowSpan,
         *,
-        cache: LoopCache | BorrowedCache | PooledRows | FixedRows | None = None,
+        cache: KeyStore | None = None,
         tap: Tap | None = None,
         outputs: LayerOutputs | None = None,
         fused: StackRunner | None = None,
@@ -304,7 +303,8 @@ class Backbone(PreTrainedModel):
     ) -> Unrolled:  # fmt: skip
         """Runs `depth` steps over the tokens (the arguments of `embed`) and reads the states out at `readings`."""
         cache: LoopCache | BorrowedCache | None = tokens["cache"]
-        check_tap(tokens["tap"], self.config, depth, head=self.has_head)
+        if tokens["tap"] is not None:
+            check_tap(tokens["tap"], self.config, depth, head=self.has_head)
         e, p = self.embed(depth=depth, **tokens)
         state = self._first_state(e, p, initial_state, seed)
         if cache is not None:
@@ -330,6 +330,13 @@ class Backbone(PreTrainedModel):
         else:
             answer = pick(results, exit_probs, select, self.halting, keep)
         return Unrolled(answer, results, features, states, exit_probs, p.batch_span)
+
+    def _layer_outputs(self, hidden_states: bool | None, attentions: bool | None) -> LayerOutputs | None:
+        """Returns where a pass keeps what its layers leave, or None; the config decides what the call leaves open."""
+        hidden_states = self.config.output_hidden_states if hidden_states is None else hidden_states
+        attentions = self.config.output_attentions if attentions is None else attentions
+        asked = hidden_states or attentions
+        return LayerOutputs(hidden_states=bool(hidden_states), attentions=bool(attentions)) if asked else None
 
     def _ready(
         self, given: Cache | None, wanted: bool | None, depth: int, readings: Sequence[int | Expected], mask: Tensor | None

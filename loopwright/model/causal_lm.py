@@ -1,12 +1,14 @@
 """The looped transformer with its language-model head, and without: two classes over the modules of one backbone.
 
-What `generate` needs of a looped model: its cache, its inputs, and replayed decode steps. The rest is transformers' own.
+Beside them what transformers asks: for `generate` a cache, inputs and replayed decode steps; for trainers, collators and pipelines
+the arguments that they hand over beside the model's own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from copy import deepcopy
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
@@ -31,12 +33,11 @@ from loopwright.model.passes import (
     Reading,
     check_select,
     choosable,
-    layer_outputs,
     next_token_loss,
     readings_of,
 )
 from loopwright.model.taps import Tap
-from loopwright.model.words import read_words
+from loopwright.model.traced import is_recorded
 from loopwright.schema import is_number, is_whole
 from loopwright.untrusted import shown
 
@@ -208,6 +209,67 @@ FORMS: dict[str, tuple[Callable[[Any], bool], str]] = {
 }  # fmt: skip
 
 
+# of a kernel that takes rows laid end to end: how long the longest is, which the sums of lengths say already
+_LONGEST = ("max_length_q", "max_length_k")
+TOKENS = ("cache_position", "cu_seq_lens_q", "cu_seq_lens_k", *_LONGEST, "seq_idx", "token_type_ids")
+LOSS = ("num_items_in_batch", "shift_labels")
+
+
+@dataclass(frozen=True)
+class ExtraArguments:
+    """What extra arguments mean: the documents [1, T] of a row, the number that the loss is a mean over, labels already shifted."""
+
+    segment_ids: Tensor | None = None
+    items: Tensor | int | None = None
+    shifted: Tensor | None = None
+
+
+def read_extra(extra: Mapping[str, Any], tokens: Tensor | None, held: int, *, loss: bool = False) -> ExtraArguments:
+    """Returns what `extra` means for a pass of `tokens` [B, T, …] after `held` cached ones; what would be ignored is refused."""
+    allowed = (*TOKENS, *LOSS) if loss else TOKENS
+    given = {name: value for name, value in extra.items() if value is not None}
+    for name in given:
+        if name not in allowed:
+            raise TypeError(f"forward: {name!r} is no argument of a looped model; beside its own it takes {', '.join(allowed)}")
+    if not given:
+        return ExtraArguments()
+    rows, length = tokens.shape[:2] if isinstance(tokens, Tensor) and tokens.dim() > 1 else (0, 0)  # the model says what is wrong
+    types, here = given.get("token_type_ids"), given.get("cache_position")
+    if not is_recorded():  # a recorded program must not depend on what a tensor holds
+        if types is not None and bool((types != 0).any()):
+            raise ValueError("token_type_ids: not all 0; a looped model has no token types, leave them out")
+        if here is not None and here.tolist() != list(range(held, held + length)):
+            raise ValueError(f"cache_position: {here.tolist()}; allowed: {length} places from {held} on, after the tokens held")
+    return ExtraArguments(_documents(given, rows, length, held), given.get("num_items_in_batch"), given.get("shift_labels"))
+
+
+def _documents(given: Mapping[str, Any], rows: int, length: int, held: int) -> Tensor | None:
+    """Returns the number of the document of each token, as `cu_seq_lens_q` or `seq_idx` says it."""
+    ends, numbers = given.get("cu_seq_lens_q"), given.get("seq_idx")
+    keys = given.get("cu_seq_lens_k", ends)
+    for name in ("cu_seq_lens_q", "seq_idx"):
+        if held and name in given:
+            raise ValueError(f"{name}: after {held} cached tokens; say where a document begins by position_ids or segment_ids")
+    readable = not is_recorded()
+    if readable and keys is not None and (ends is None or not torch.equal(ends, keys)):
+        raise ValueError("cu_seq_lens_k: not cu_seq_lens_q; queries and keys of a looped model are the same tokens")
+    if ends is None:
+        return numbers
+    if readable and (rows != 1 or not _sums_to(ends, length)):
+        lengths = f"cu_seq_lens_q: {shown(ends.tolist())} for {rows} rows of {length} tokens"
+        raise ValueError(f"{lengths}; allowed: sums of lengths, from 0 to {length}, of one row")
+    here = torch.arange(length, device=ends.device).to(ends)
+    documents = torch.searchsorted(ends[1:].contiguous(), here, right=True)[None]
+    if readable and numbers is not None and not torch.equal(numbers.diff() != 0, documents.diff() != 0):
+        raise ValueError("seq_idx: other documents than those of cu_seq_lens_q; give one of the two")
+    return documents
+
+
+def _sums_to(ends: Tensor, length: int) -> bool:
+    """Whether these are sums of lengths: they begin at 0, never fall and end at `length`."""
+    return ends.numel() > 1 and int(ends[0]) == 0 and int(ends[-1]) == length and bool((ends.diff() >= 0).all())
+
+
 class LoopedModel(Backbone):
     """A looped transformer without a head: what `AutoModel` opens. A folder of `LoopedForCausalLM` is one of its own."""
 
@@ -233,15 +295,15 @@ class LoopedModel(Backbone):
         tap: Tap | None = None,
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
-        **words: Any,
+        **extra: Any,
     ) -> LoopedModelOutput:
-        """Runs the model at one depth and returns what a head would read. `words`: see `forward/words.py`."""
+        """Runs the model at one depth and returns what a head would read. `extra`: see `read_extra`."""
         depth = self.config.check_depth(depth)
-        outputs = layer_outputs(self.config, output_hidden_states, output_attentions)
+        outputs = self._layer_outputs(output_hidden_states, output_attentions)
         select = self.config.read_out
         readings = readings_of(select, self.halting, depth, False)
         cache = self._ready(past_key_values, use_cache, depth, readings, attention_mask)
-        given = read_words(words, input_ids if inputs_embeds is None else inputs_embeds, 0 if cache is None else cache.length)
+        given = read_extra(extra, input_ids if inputs_embeds is None else inputs_embeds, 0 if cache is None else cache.length)
         segment_ids = given.segment_ids if segment_ids is None else segment_ids
         tokens = {
             "input_ids": input_ids, "attention_mask": attention_mask, "position_ids": position_ids, "segment_ids": segment_ids,
@@ -301,12 +363,12 @@ class LoopedForCausalLM(Backbone, LoopGenerationMixin):
         tap: Tap | None = None,
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
-        **words: Any,
+        **extra: Any,
     ) -> LoopedOutput:
         """Runs the model at one depth. `labels` are the input ids (−100: ignored); the model shifts them, once.
 
-        `logits_to_keep`: logits of the last so many tokens alone, or of the places that a tensor names. `words`: what trainers and
-        collators of transformers hand over besides (`forward/words.py`).
+        `logits_to_keep`: logits of the last so many tokens alone, or of the places that a tensor names. `extra`: what trainers and
+        collators of transformers hand over besides (`read_extra`).
 
         `select` says which logits answer: those of the "last" step; per token those where the exit gate's cumulative
         probability reaches its threshold ("hub", Ouro's released rule); or the mean by exit probability ("expected"). Left out, it
@@ -315,16 +377,16 @@ class LoopedForCausalLM(Backbone, LoopGenerationMixin):
         select = self.config.read_out if select is None else select
         depth = self.config.check_depth(depth)
         check_select(select, self.halting)
-        measures = labels is not None or words.get("shift_labels") is not None
+        measures = labels is not None or extra.get("shift_labels") is not None
         if measures and (isinstance(logits_to_keep, Tensor) or logits_to_keep):
             raise ValueError(f"labels: given with logits_to_keep={logits_to_keep}; the loss needs the logits of every token")
-        outputs = layer_outputs(self.config, output_hidden_states, output_attentions)
+        outputs = self._layer_outputs(output_hidden_states, output_attentions)
         readings = readings_of(select, self.halting, depth, output_steps)
         if use_cache is None and (measures or output_steps):
             use_cache = False  # a measurement: no token will follow
         cache = self._ready(past_key_values, use_cache, depth, readings, attention_mask)
-        given = read_words(
-            words, input_ids if inputs_embeds is None else inputs_embeds, 0 if cache is None else cache.length, loss=True
+        given = read_extra(
+            extra, input_ids if inputs_embeds is None else inputs_embeds, 0 if cache is None else cache.length, loss=True
         )
         segment_ids = given.segment_ids if segment_ids is None else segment_ids
         simple = not output_steps and select == "last" and tap is None and not measures and outputs is None

@@ -1,11 +1,10 @@
-"""LoopedConfig: one looped transformer as plain data, with every check in one place.
+"""LoopedConfig: one looped transformer as plain data, with every check in one place, before anything is built from it.
 
 A model is three stacks of one kind of block (prelude, core, coda), of which the core runs `depth` times, and five parts
 that say how: state, injection, adapters, gate, halting. Each part is `{"kind": …, options}`.
 
-How large a model may be, and which values its numbers may have: asked of a config before anything is built from it.
-
-The bounds lie far above what anybody runs. They keep a hostile or mistyped config.json from hanging the process or filling memory.
+The bounds of its numbers lie far above what anybody runs. They keep a hostile or mistyped config.json from hanging the process or
+filling memory.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import GenerationConfig, PreTrainedConfig
 
-from loopwright.model.norm import NORMS
+from loopwright.model.layers import NORMS
 from loopwright.model.parts.adapters import ADAPTERS, check_adapter, stack_of
 from loopwright.model.parts.adapters.effects import BRANCHES, Site, map_shapes
 from loopwright.model.parts.gate import GATES

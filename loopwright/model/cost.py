@@ -1,12 +1,10 @@
 """What a model costs, from its config and a depth alone: parameters, FLOPs, cache bytes, activation bytes.
 
 The model is built on the meta device, so that a preset of any size takes a moment and no memory. Who asks for several things
-of one model builds it once, as its `skeleton`, and asks the functions of the same names with `_of`, which take nothing else that
-could contradict it.
+of one model builds it once, as its `skeleton`, and hands that in the place of its config.
 
-What the parts of a model cost, counted: each is run on the meta device, where tensors have shapes and no values.
-
-FLOPs are those of torch's own counter. What a part keeps for the backward pass are the tensors that autograd saves, each storage
+The cost of a part is counted: it is run on the meta device, where tensors have shapes and no values. FLOPs are those of torch's own
+counter. What a part keeps for the backward pass are the tensors that autograd saves, each storage
 once, parameters apart. So a kind need not say what it costs, whoever wrote it.
 """
 
@@ -25,12 +23,12 @@ from torch.utils.flop_counter import FlopCounterMode
 from loopwright.model.causal_lm import LoopedForCausalLM, plain_config
 from loopwright.model.config import LoopedConfig
 from loopwright.model.keys.cache import LoopCache
-from loopwright.model.norm import build_norm
+from loopwright.model.layers import build_norm
 from loopwright.model.parts.adapters import build_adapters
-from loopwright.model.parts.adapters.effects import BRANCHES, Adaptation, Adapter, map_shapes
+from loopwright.model.parts.adapters.effects import BRANCHES, Adapter, map_shapes
 from loopwright.model.parts.halting import HALTINGS
 from loopwright.model.parts.part import StepIndex
-from loopwright.model.passes import Pass, Place
+from loopwright.model.passes import Adaptation, Pass, Place
 from loopwright.schema import check_whole
 from loopwright.untrusted import first_line
 
@@ -202,19 +200,20 @@ class TensorRow:
     tied_to: str | None = None
 
 
-def skeleton(config: LoopedConfig) -> LoopedForCausalLM:
+Described = LoopedConfig | LoopedForCausalLM  # a model by its config, or its skeleton
+
+
+def skeleton(of: Described) -> LoopedForCausalLM:
     """Returns the model of a config on the meta device: shapes and names, no values."""
+    if isinstance(of, LoopedForCausalLM):
+        return of
     with torch.device("meta"):
-        return LoopedForCausalLM(config)
+        return LoopedForCausalLM(of)
 
 
-def parameters(config: LoopedConfig) -> dict[str, Count]:
+def parameters(of: Described) -> dict[str, Count]:
     """Returns the parameters by part, then in "total". A tied head has none of its own; frozen bases have their own row."""
-    return parameters_of(skeleton(config))
-
-
-def parameters_of(model: LoopedForCausalLM) -> dict[str, Count]:
-    """Returns the `parameters` of a skeleton."""
+    model = skeleton(of)
     config = model.config
     counts = {name: Count() for name in ("embedding", "positions", "prelude", "core", "coda", "norms", "step norms")}
     counts |= {name: Count() for name in ("injection", "state", *_kinds(config), "bases", "gate", "halting", "head")}
@@ -256,16 +255,11 @@ _PART_NAMES = {
 }
 
 
-def tensors(config: LoopedConfig) -> list[TensorRow]:
+def tensors(of: Described) -> list[TensorRow]:
     """Returns the state-dict table, in the order of the state dict."""
-    return tensors_of(skeleton(config))
-
-
-def tensors_of(model: LoopedForCausalLM) -> list[TensorRow]:
-    """Returns the `tensors` of a skeleton."""
     first_names: dict[int, str] = {}
     rows = []
-    for name, tensor in model.state_dict(keep_vars=True).items():
+    for name, tensor in skeleton(of).state_dict(keep_vars=True).items():
         tied = first_names.setdefault(id(tensor), name)
         rows.append(TensorRow(name, tuple(tensor.shape), tensor.numel(), tensor.requires_grad, None if tied == name else tied))
     return rows
@@ -274,9 +268,7 @@ def tensors_of(model: LoopedForCausalLM) -> list[TensorRow]:
 # FLOPs
 
 
-def pass_flops(
-    config: LoopedConfig, *, depth: int | None = None, batch: int = 1, length: int = 1, cached: int = 0
-) -> dict[str, int]:
+def pass_flops(of: Described, *, depth: int | None = None, batch: int = 1, length: int = 1, cached: int = 0) -> dict[str, int]:
     """Returns the forward FLOPs of one pass over `batch` × `length` new tokens after `cached` ones, by part, then in "total".
 
     A multiplication and its addition are two FLOPs; only matrix products count. Attention is counted in full: every query
@@ -285,13 +277,7 @@ def pass_flops(
     exception forms something once per pass: the controller's "sequence" pooling, its style vector.
     The answer is read out once, from the last step, for every token.
     """
-    return pass_flops_of(skeleton(config), depth=depth, batch=batch, length=length, cached=cached)
-
-
-def pass_flops_of(
-    model: LoopedForCausalLM, *, depth: int | None = None, batch: int = 1, length: int = 1, cached: int = 0
-) -> dict[str, int]:
-    """Returns the `pass_flops` of a skeleton."""
+    model = skeleton(of)
     config = model.config
     steps = config.check_depth(depth) if config.is_looped else 0
     tokens, width = batch * length, config.hidden_size
@@ -312,15 +298,6 @@ def pass_flops_of(
     flops |= {name: parts[name].flops for name in ("gate", "halting")}
     flops["head"] = 2 * tokens * width * config.vocab_size
     return flops | {"total": sum(flops.values())}
-
-
-def training_flops(config: LoopedConfig, *, depth: int | None = None, batch: int = 1, length: int = 1, cached: int = 0) -> int:
-    """Returns the FLOPs of one forward and backward pass with gradients through every step and one read-out; see `pass_flops`."""
-    return _training_flops(pass_flops(config, depth=depth, batch=batch, length=length, cached=cached))
-
-
-def _training_flops(forward: Mapping[str, int]) -> int:
-    return TRAINING_FACTOR * forward["total"]
 
 
 def _linear_shapes(config: LoopedConfig) -> list[tuple[int, int]]:
@@ -391,7 +368,7 @@ def inference_bytes(config: LoopedConfig, *, batch: int = 1, context: int = 1, d
     return {"blocks": number * (blocks + kept), "logits": number * ((streams - 1) * width + config.vocab_size + kept)}
 
 
-def training_bytes(config: LoopedConfig, *, depth: int | None = None, batch: int = 1, context: int = 1, dtype: torch.dtype) -> int:
+def training_bytes(of: Described, *, depth: int | None = None, batch: int = 1, context: int = 1, dtype: torch.dtype) -> int:
     """Returns the activation bytes that a training pass keeps for its backward pass, all steps kept, no dropout.
 
     Per token and run of a layer, what the products, norms and activations save is
@@ -399,13 +376,7 @@ def training_bytes(config: LoopedConfig, *, depth: int | None = None, batch: int
     and H float32 numbers of the softmax. Per step come the loop's norms and what injection, gate, halting and adapters keep, which
     is counted. Once come D at the head, its norm, and V float32 log-probabilities.
     """
-    return training_bytes_of(skeleton(config), depth=depth, batch=batch, context=context, dtype=dtype)
-
-
-def training_bytes_of(
-    model: LoopedForCausalLM, *, depth: int | None = None, batch: int = 1, context: int = 1, dtype: torch.dtype
-) -> int:
-    """Returns the `training_bytes` of a skeleton."""
+    model = skeleton(of)
     config = model.config
     steps = config.check_depth(depth) if config.is_looped else 0
     width, tokens = config.hidden_size, batch * context
@@ -449,20 +420,12 @@ def _layer_kept(config: LoopedConfig, bench: Bench, norm: int) -> int:
 # all of it
 
 
-def survey(
-    config: LoopedConfig, *, depth: int | None, context: int | None, batch: int, dtype: torch.dtype, policy: str
-) -> dict[str, Any]:
+def survey(of: Described, *, depth: int | None, context: int | None, batch: int, dtype: torch.dtype, policy: str) -> dict[str, Any]:
     """Returns all of the above for one model, depth, batch and context, as plain data.
 
     FLOPs are those of one token at the end of the context, after a cache, and of a pass over batch × context tokens.
     """
-    return survey_of(skeleton(config), depth=depth, context=context, batch=batch, dtype=dtype, policy=policy)
-
-
-def survey_of(
-    model: LoopedForCausalLM, *, depth: int | None, context: int | None, batch: int, dtype: torch.dtype, policy: str
-) -> dict[str, Any]:
-    """Returns the `survey` of a skeleton."""
+    model = skeleton(of)
     config = model.config
     longest = config.max_position_embeddings
     context = min(DEFAULT_CONTEXT, longest) if context is None else context
@@ -473,8 +436,8 @@ def survey_of(
     steps = config.check_depth(depth)
     one: dict[str, Any] = {"depth": depth, "policy": policy, "dtype": dtype}
     inference = inference_bytes(config, batch=batch, context=context, dtype=dtype)
-    counts = parameters_of(model)
-    forward = pass_flops_of(model, depth=depth, batch=batch, length=context)
+    counts = parameters(model)
+    forward = pass_flops(model, depth=depth, batch=batch, length=context)
     return {
         "depth": steps,
         "context": context,
@@ -483,15 +446,15 @@ def survey_of(
         "policy": policy,
         "parameters": {part: vars(count) for part, count in counts.items()},
         "flops": {
-            "token": pass_flops_of(model, depth=depth, cached=context - 1),
+            "token": pass_flops(model, depth=depth, cached=context - 1),
             "pass": forward,
-            "training_pass": _training_flops(forward),
+            "training_pass": TRAINING_FACTOR * forward["total"],
         },
         "bytes": {
             "weights": _weight_bytes(counts, dtype),
             "cache_per_token": cache_bytes(config, **one),
             "cache": cache_bytes(config, batch=batch, context=context, **one),
             "activations_inference": {**inference, "peak": max(inference.values())},
-            "activations_training": training_bytes_of(model, depth=depth, batch=batch, context=context, dtype=dtype),
+            "activations_training": training_bytes(model, depth=depth, batch=batch, context=context, dtype=dtype),
         },
     }

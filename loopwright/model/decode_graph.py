@@ -2,7 +2,7 @@
 
 A decode step of a looped model is hundreds of small kernels per token; launched one by one they leave the GPU waiting for
 the host. The graph runs the very same `embed`, `unroll` and `read_out`, over the whole capacity with a mask, and the stacks that
-have a fused form (`fused/`) in it; it differs from the plain path by rounding alone. Whatever changes the cache behind its back
+have a fused form in it; it differs from the plain path by rounding alone. Whatever changes the cache behind its back
 (beams, crops, other passes), or puts other tensors in the place of weights, retires it, and the plain path goes on. Weights that
 change where they lie are seen: the graph reads them there.
 """
@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from loopwright.model.fused_support import fused_stacks
 from loopwright.model.keys.cache import LoopCache
-from loopwright.model.offer import fused_stacks
 from loopwright.model.passes import Pass
 from loopwright.model.quantised import plain_tensors
 from loopwright.model.span import Span

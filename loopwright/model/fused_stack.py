@@ -16,13 +16,12 @@ from torch import Tensor, nn
 from loopwright.kernels import sizes
 from loopwright.kernels.decode_attention import attend_many, attend_one
 from loopwright.kernels.products import gemm_rows, gemv, launch_options, norm_gemv, norm_rows
+from loopwright.model.fused_support import adapted
 from loopwright.model.keys.cache import KEYS, VALUES, LoopCache
 from loopwright.model.keys.rows import FixedRows
 from loopwright.model.layers import Block
-from loopwright.model.offer import adapted
-from loopwright.model.parts.adapters.effects import Adaptation
 from loopwright.model.parts.part import StepIndex
-from loopwright.model.passes import Pass, Place
+from loopwright.model.passes import Adaptation, Pass, Place
 
 if TYPE_CHECKING:
     from loopwright.model.backbone import Backbone
@@ -199,5 +198,5 @@ def _three(tensors: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
 
 
 def _gain(norm: Any) -> Tensor | None:
-    """Returns the factors of a norm: of one that scales alone, as `offer` has made sure, or of none at all."""
+    """Returns the factors of a norm: of one that scales alone, as `fused_support` has made sure, or of none at all."""
     return None if isinstance(norm, nn.Identity) else norm.weight

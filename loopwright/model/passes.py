@@ -1,35 +1,29 @@
-"""What one pass carries from layer to layer: where its tokens stand, what they may see, the cache, the watcher.
+"""One forward pass: what it carries from layer to layer, which readings answer, and what it returns.
 
-What a pass returns, and the loss of its logits.
-
-Which logits answer, and at which readings the coda must run for them.
+A pass carries where its tokens stand, what they may see, the cache and the tap. Adapters hand their effects on a step to the
+block as arguments: they shift the state, or add to a linear map or a whole branch. Nothing is set on modules, so a forward has no
+state of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import Cache
 from transformers.modeling_outputs import ModelOutput
 
 from loopwright.model.parts.halting import READ_OUTS
 from loopwright.model.parts.part import RowSteps, StepIndex
-from loopwright.model.span import Span
+from loopwright.model.span import RowSpan, Span
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
-    from loopwright.model.config import LoopedConfig
-    from loopwright.model.keys.borrowed import BorrowedCache
-    from loopwright.model.keys.cache import LoopCache
-    from loopwright.model.keys.rows import FixedRows, PooledRows, RowSpan
-    from loopwright.model.layers import Rotary
-    from loopwright.model.parts.adapters.effects import Adaptation
     from loopwright.model.taps import Tap
 
 
@@ -52,8 +46,91 @@ class Expected:
     depth: int
 
 
+# (layer, name of the linear map or branch, its input, its weight or None for a branch) → what to add, or None
+Update = Callable[[int, str, Tensor, Tensor | None], Tensor | None]
+
+
+# (layer, linear maps that share an input, that input [B, T, in], their outputs [B·T, out], added to in place, or None where they
+# are still to be made) → the outputs
+Modulation = Callable[[int, Mapping[str, nn.Module], Tensor, Sequence[Tensor] | None], Sequence[Tensor]]
+
+
+@dataclass(frozen=True)
+class Effects:
+    """The effects of one adapter at one step; what is None does nothing."""
+
+    signal: Tensor | None = None
+    update: Update | None = None
+    modulate: Modulation | None = None
+
+
+class Adaptation:
+    """The effects of all adapters at one step, summed."""
+
+    def __init__(self, effects: Sequence[Effects]) -> None:
+        self.signals = [e.signal for e in effects if e.signal is not None]
+        self.updates = [e.update for e in effects if e.update is not None]
+        self.modulations = [e.modulate for e in effects if e.modulate is not None]
+
+    def shift(self, x: Tensor) -> Tensor:
+        """Returns the state that enters the core, with the step's signals added."""
+        for signal in self.signals:
+            x = x + signal
+        return x
+
+    def add(self, layer: int, name: str, x: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:
+        """Returns y, the output of `name` on x, plus every adapter's update of it."""
+        for update in self.updates:
+            more = update(layer, name, x, weight)
+            if more is not None:
+                y = y + more
+        return y
+
+
+def project(linears: Mapping[str, nn.Module], x: Tensor, layer: int, adapt: Adaptation | None) -> list[Tensor]:
+    """Returns what linear maps that share the input x [B, T, in] make of it, with the adapters' updates."""
+    if adapt is None or not (adapt.updates or adapt.modulations):
+        return [linear(x) for linear in linears.values()]
+    if adapt.modulations:
+        outputs: Sequence[Tensor] | None = None
+        for modulate in adapt.modulations:
+            outputs = modulate(layer, linears, x, outputs)
+        assert outputs is not None
+        ys = [y.unflatten(0, x.shape[:-1]) for y in outputs]
+    else:
+        ys = [linear(x) for linear in linears.values()]
+    weights = [getattr(linear, "weight", None) for linear in linears.values()]
+    return [adapt.add(layer, name, x, y, weight) for name, y, weight in zip(linears, ys, weights, strict=True)]
+
+
+def flat_outputs(linears: Mapping[str, nn.Module], x: Tensor) -> list[Tensor]:
+    """Returns what the maps make of a flat x [B·T, in], which are no views: what is added to them in place costs neither memory nor
+    a second pass."""
+    flat = x.flatten(0, -2)
+    return [linear(flat) for linear in linears.values()]
+
+
 # what the coda reads: the state after so many steps (an int, or one per row), or the mean of all states
 Reading = int | Tensor | RowSteps | Expected
+
+
+class KeyStore(Protocol):
+    """Where the layers of a pass leave their keys, values and running sums, and find those of earlier tokens."""
+
+    def begin_step(self, t: int | Tensor | RowSteps) -> None:
+        """Begins a step of all rows, or one step per row [B]."""
+
+    def begin_reading(self, reading: Reading | None) -> int | Tensor:
+        """Begins the coda at a reading; returns which of the coda's slots are its own."""
+
+    def attend(self, place: Place, q: Tensor, k: Tensor, v: Tensor, p: Pass, dropout: float = 0.0) -> Tensor:
+        """Stores new keys and values and returns what the queries q [B, T, H, K] find among all tokens up to now."""
+
+    def carried_sum(self, name: str, place: Place, p: Pass, like: Tensor) -> Tensor | None:
+        """Returns the running sum [B, W] of each row's last token at a step or reading, or None where nothing is held."""
+
+    def write_sum(self, name: str, place: Place, running: Tensor, p: Pass) -> Tensor:
+        """Stores the running sums of the new tokens [B, T, W] and returns those of all tokens [B, N, W]."""
 
 
 class StackRunner(Protocol):
@@ -79,7 +156,7 @@ class Pass:
     rotary: tuple[Tensor, Tensor] | None
     mask: Tensor | None
     causal: bool
-    cache: LoopCache | BorrowedCache | PooledRows | FixedRows | None = None
+    cache: KeyStore | None = None
     tap: Tap | None = None
     coda_group: int | Tensor = 0
     outputs: LayerOutputs | None = None
@@ -123,13 +200,20 @@ class Pass:
         return Pass(chosen, rotary, pick(self.mask), self.causal, None, self.tap, fused=self.fused, blocks=blocks)
 
 
+class RotationTable(Protocol):
+    """What turns queries and keys by their positions."""
+
+    def table(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Returns cos and signed sin for positions [B or 1, T]."""
+
+
 def open_pass(
     span: Span | RowSpan,
-    rotary: Rotary | None,
+    rotary: RotationTable | None,
     window: int | None,
     dtype: torch.dtype,
     *,
-    cache: LoopCache | BorrowedCache | PooledRows | FixedRows | None = None,
+    cache: KeyStore | None = None,
     tap: Tap | None = None,
     outputs: LayerOutputs | None = None,
     fused: StackRunner | None = None,
@@ -233,13 +317,6 @@ class LayerOutputs:
     def attentions(self) -> tuple[Tensor, ...] | None:
         """The maps [B, H, T, N], one per layer run; None where they were not asked for."""
         return None if self.maps is None else tuple(_in_order(self.maps))
-
-
-def layer_outputs(config: LoopedConfig, hidden_states: bool | None, attentions: bool | None) -> LayerOutputs | None:
-    """Returns where a pass keeps what its layers leave, or None where nobody asks; the config decides what the call leaves open."""
-    hidden_states = config.output_hidden_states if hidden_states is None else hidden_states
-    attentions = config.output_attentions if attentions is None else attentions
-    return LayerOutputs(hidden_states=bool(hidden_states), attentions=bool(attentions)) if hidden_states or attentions else None
 
 
 def _in_order(entries: dict[Place, Tensor]) -> list[Tensor]:

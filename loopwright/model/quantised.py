@@ -8,16 +8,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from loopwright.kernels.gate import is_plain
 from loopwright.untrusted import check_plain, shown
 
 # those whose loaders read what is there, and fetch no code: of transformers' others some ask the hub for kernels
 METHODS = ("bitsandbytes", "torchao")
 MOST_SETTINGS = 2**20  # characters
-
-
-def is_plain(x: Tensor) -> bool:
-    """Returns whether a tensor is its numbers and nothing else: what a kernel reads by its address."""
-    return type(x) is Tensor or type(x) is nn.Parameter
 
 
 def plain_tensors(x: Tensor) -> Iterator[Tensor]:

@@ -4,25 +4,22 @@ Most passes are *plain*: no padding, one document, all rows equally long. Then e
 built. Documents follow one another: each change of the segment id begins a new one, also where an id comes back. Where a caller
 gives positions and no segment ids, a position that does not rise begins one, as transformers' packed rows say it. Otherwise
 the same facts are tensors: `index[b, i]` counts keys from the start of the row's buffer, `first[b, i]` is
-the index of the first token of the same document, `valid[b, j]` says whether key j is a real token.
+the index of the first token of the same document, `valid[b, j]` says whether key j is a real token. A `Ledger` holds the same of
+the tokens that a cache keeps; a `RowSpan` says where the tokens of a pool's rows stand.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from loopwright.model.traced import is_recorded, is_unguarded
-
-if TYPE_CHECKING:
-    from loopwright.model.keys.borrowed import BorrowedCache
-    from loopwright.model.keys.cache import LoopCache
 
 _CHECKED: ContextVar[bool] = ContextVar("checked", default=False)
 
@@ -144,6 +141,56 @@ class Span:
         return self.valid.long().cumsum(1)
 
 
+@dataclass(frozen=True)
+class RowSpan:
+    """`length` new tokens in each row, after `offsets` earlier ones; one document per row, no padding."""
+
+    offsets: tuple[int, ...]
+    length: int
+    positions: Tensor
+    plain: bool = False
+    explicit: bool = False
+
+    @property
+    def rows(self) -> int:
+        """The number of rows of the pass."""
+        return len(self.offsets)
+
+    @property
+    def extent(self) -> int:
+        """The number of tokens of the longest row."""
+        return max(self.offsets) + self.length
+
+    def mask(self, window: int | None) -> tuple[None, bool]:
+        """Returns that there is no mask for all rows: `PooledRows` attends row by row."""
+        return None, False
+
+    def ordinal(self) -> Tensor:
+        """Returns how many tokens stand up to each new one, itself included [R, T]."""
+        return self.positions + 1
+
+    def back(self, count: Tensor) -> Tensor:
+        """Returns the index of the token that stands `count` tokens before each new one [R, T]."""
+        return self.positions - count
+
+    def document_sum(self, x: Tensor, carried: Tensor | None) -> Tensor:
+        """Returns the running sum of x [R, T, W]; `carried` [R, W] is the sum of the tokens before."""
+        total = running_sum(x)
+        return total if carried is None else total + carried[:, None]
+
+
+class FixedSpan(RowSpan):
+    """New tokens of which a row's last one may be there several times."""
+
+    def document_sum(self, x: Tensor, carried: Tensor | None) -> Tensor:
+        """Returns the running sum of x [R, T, W], repeated tokens counted once; `carried` [R, W] is the sum of those before."""
+        if self.length > 1:
+            new = torch.ones_like(self.positions, dtype=torch.bool)
+            new[:, 1:] = self.positions[:, 1:] != self.positions[:, :-1]
+            x = torch.where(new[..., None], x, 0)
+        return super().document_sum(x, carried)
+
+
 def running_sum(x: Tensor) -> Tensor:
     """Returns the running sum of x [B, T, W] over T."""
     # along the last axis a GPU's threads share a row; along another each walks down a column by itself
@@ -168,12 +215,92 @@ def last_marked(marked: Tensor, *, before: bool = False) -> Tensor:
     return places.gather(1, count - marked.long() if before else count)
 
 
+PER_KEY = ("valid", "first", "positions", "segments")
+
+
+@dataclass
+class Ledger:
+    """What is known of each cached key [B, capacity], and how long each row is [B]."""
+
+    lengths: Tensor
+    valid: Tensor
+    first: Tensor
+    positions: Tensor
+    segments: Tensor
+
+    def last(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns segment, first index and position of the last real token of each row; −1 where there is none."""
+        order = torch.arange(1, self.valid.shape[1] + 1, device=self.valid.device)
+        latest, at = (self.valid * order).max(1)
+        some = latest > 0
+        pick = (table.gather(1, at[:, None])[:, 0] for table in (self.segments, self.first, self.positions))
+        segment, first, position = (torch.where(some, value, -1) for value in pick)
+        return segment, first, position
+
+    def map_rows(self, rows: Tensor) -> Ledger:
+        """Returns the ledger of the chosen rows, in that order."""
+        return Ledger(*(getattr(self, name).index_select(0, rows) for name in self.__dataclass_fields__))
+
+    def widened(self, capacity: int) -> Ledger:
+        """Returns the ledger with room for at least `capacity` keys per row."""
+        missing = capacity - self.valid.shape[1]
+        if missing <= 0:
+            return self
+        wide = {name: torch.nn.functional.pad(getattr(self, name), (0, missing)) for name in PER_KEY}
+        return Ledger(self.lengths, **wide)
+
+    def extend(self, span: Span) -> None:
+        """Adds the tokens of a pass."""
+        assert span.index is not None and span.first is not None and span.valid is not None and span.segments is not None
+        self.valid[:, : span.extent] = span.valid
+        self.first.scatter_(1, span.index, span.first)
+        self.positions.scatter_(1, span.index, span.positions.expand(span.rows, span.length))
+        self.segments.scatter_(1, span.index, span.segments)
+        self.lengths = self.lengths + span.length
+
+    def crop(self, lengths: Sequence[int]) -> None:
+        """Keeps the first so many tokens of each row."""
+        self.lengths = torch.tensor(lengths, device=self.lengths.device)
+        order = torch.arange(self.valid.shape[1], device=self.lengths.device)
+        self.valid = self.valid & (order < self.lengths[:, None])
+
+
+def plain_ledger(lengths: Sequence[int], capacity: int, positions: Tensor | None, device: torch.device) -> Ledger:
+    """Returns the ledger of rows without padding, one document each; `positions` [B or 1, N] where they do not count from 0."""
+    held = torch.tensor(lengths, device=device)
+    order = torch.arange(capacity, device=device).expand(len(lengths), -1)
+    zeros = torch.zeros_like(order)
+    placed = order.clone()
+    if positions is not None:
+        placed[:, : positions.shape[1]] = positions
+    return Ledger(held, order < held[:, None], zeros.clone(), placed, zeros.clone())
+
+
+class HeldTokens(Protocol):
+    """What is known of the tokens that a cache holds: where new ones go on."""
+
+    @property
+    def length(self) -> int:
+        """The number of tokens held (of the longest row)."""
+
+    @property
+    def plain(self) -> bool:
+        """Whether no row has padding, or several documents, among its earlier tokens."""
+
+    @property
+    def next_position(self) -> Tensor | None:
+        """Where plain rows go on [B or 1, 1]; None where they go on at their length."""
+
+    def ledger(self, rows: int, device: torch.device) -> Ledger:
+        """Returns what is known of each earlier token."""
+
+
 def place_tokens(
     rows: int,
     length: int,
     device: torch.device,
     *,
-    cache: LoopCache | BorrowedCache | None = None,
+    cache: HeldTokens | None = None,
     attention_mask: Tensor | None = None,
     position_ids: Tensor | None = None,
     segment_ids: Tensor | None = None,
@@ -232,7 +359,7 @@ def place_tokens(
     return Span(rows, length, offset, position_ids, index, first, valid, segments, explicit, padded)
 
 
-def _restarts(position_ids: Tensor, offset: int, cache: LoopCache | BorrowedCache | None) -> bool:
+def _restarts(position_ids: Tensor, offset: int, cache: HeldTokens | None) -> bool:
     """Whether a position may not lie above the one before it, in the pass or in the cache; padding is not told apart here."""
     if is_recorded():  # what is recorded must not depend on what a tensor holds
         return True

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from loopwright.model.config import LoopedConfig
+    from transformers import PreTrainedConfig
 
 POINTS = ("embed", "query", "key", "attention", "mlp", "residual", "diagonal", "gate", "state", "logits")
 OF_PARTS = ("diagonal", "gate")  # of these, what a model shows only where one of its parts has it
@@ -20,7 +20,7 @@ class Tap(Protocol):
     def __call__(self, name: str, value: Tensor, *, stack: str, step: int | Tensor, layer: int) -> Tensor: ...
 
 
-def check_tap(tap: Tap | None, config: LoopedConfig, depth: int, *, head: bool) -> None:
+def check_tap(tap: Tap, config: PreTrainedConfig, depth: int, *, head: bool) -> None:
     """Lets a tap that knows its places raise where it has none in a pass at this depth, with the `head` or without it. Such a tap
     has `check_places`."""
     check = getattr(tap, "check_places", None)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from loopwright.model.causal_lm import LoopedForCausalLM
 from loopwright.model.config import LoopedConfig
-from loopwright.model.cost import parameters_of, pass_flops_of, skeleton
+from loopwright.model.cost import parameters, pass_flops, skeleton
 
 PHI = 0.46  # 0 would be steps that are worth nothing, 1 steps that are worth as much as layers of their own
 PHI_TRUNCATED = 0.38  # the same paper, gradients through the last steps alone
@@ -44,7 +44,7 @@ def shares_of(model: LoopedForCausalLM) -> tuple[int, int]:
         raise ValueError(
             "advise: the model has no looped layers, so there are no steps to weigh; give one with core_layers of 1 or more"
         )
-    counts = parameters_of(model)
+    counts = parameters(model)
     parts = {"core": False, "injection": model.injection.per_step, "gate": model.gate.per_step}
     repeated = sum(counts[part].unique for part, per_step in parts.items() if not per_step)  # of a table a step runs its row
     looked_up = sum(counts[part].unique for part in ("embedding", "positions", "head"))
@@ -80,5 +80,5 @@ def _ended(model: LoopedForCausalLM, depth: int) -> LoopedForCausalLM:
 
 def _layers_flops(model: LoopedForCausalLM, depth: int) -> int:
     """The FLOPs of one token without read-out and attention, which a plain model has too: two for each parameter that runs."""
-    flops = pass_flops_of(model, depth=depth)
+    flops = pass_flops(model, depth=depth)
     return flops["total"] - flops["head"] - flops["attention"]

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from loopwright.model.causal_lm import LoopedForCausalLM
-from loopwright.model.norm import Norm
+from loopwright.model.layers import Norm
 from loopwright.model.parts.adapters import ADAPTERS
 from loopwright.model.parts.adapters.effects import BRANCHES, Factored
 from loopwright.schema import refuse_unknown

@@ -32,12 +32,11 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from loopwright.kernels.gate import can_compile
 from loopwright.metrics.dual import product
 from loopwright.model.causal_lm import LoopedForCausalLM
-from loopwright.model.offer import can_compile
-from loopwright.model.parts.adapters.effects import Adaptation
 from loopwright.model.parts.part import FIRST, StepIndex
-from loopwright.model.passes import Pass
+from loopwright.model.passes import Adaptation, Pass
 from loopwright.untrusted import first_line
 
 Made = TypeVar("Made")

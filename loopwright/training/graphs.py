@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from loopwright.data.batch import Batch
-from loopwright.kernels.launches import free_launches
+from loopwright.kernels.gate import free_launches
 from loopwright.model.causal_lm import LoopedForCausalLM
 from loopwright.model.config import LoopedConfig
 from loopwright.training.depth import DepthRule

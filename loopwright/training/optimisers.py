@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from loopwright.model.norm import NORMS
+from loopwright.model.layers import NORMS
 from loopwright.model.parts.part import Part as ModelPart
 from loopwright.schema import Kinds, check_choice, check_form, check_number, refuse_unknown
 from loopwright.training.trainable import choose, counted, nearest

@@ -290,25 +290,6 @@ class Program:
         self.cache.reorder_cache(torch.tensor(order))
         self.rows = [list(self.rows[b]) for b in order]
 
-    def exchange(self) -> None:
-        """Frees a row and, mostly, admits another one that was run on a cache of its own."""
-        if not any(self.rows):
-            return
-        row = self.draw.randrange(len(self.rows))
-        self.cache.free(row)
-        self.rows[row] = []
-        if self.draw.random() < 0.2:
-            return
-        other = Program(self.model, self.draw, self.counts, self.faults)
-        other.home, other.sweeping, other.select = self.home, self.sweeping, self.select
-        for _ in range(self.draw.randint(1, 2)):
-            other.run_pass()
-        if not any(other.rows):
-            return
-        chosen = self.draw.randrange(len(other.rows))
-        self.cache.admit(row, other.cache, chosen)
-        self.rows[row] = list(other.rows[chosen])
-
     def run(self) -> None:
         self.run_pass()
         for _ in range(self.draw.randint(3, 7)):
@@ -320,7 +301,7 @@ class Program:
             elif chosen < 0.75:
                 self.run_rows()
             else:
-                self.draw.choice([self.crop, self.reorder, self.exchange])()
+                self.draw.choice([self.crop, self.reorder])()
 
 
 @torch.no_grad()

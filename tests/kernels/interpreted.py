@@ -1,6 +1,6 @@
 """Where kernels run in tests: on a GPU where there is one, else in Triton's interpreter, for which Triton must be installed:
 
-TRITON_INTERPRET=1 pytest tests/model/fused
+TRITON_INTERPRET=1 pytest tests/kernels
 """
 
 from __future__ import annotations

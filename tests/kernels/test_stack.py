@@ -6,7 +6,8 @@ import pytest
 import torch
 
 import loopwright as lw
-from loopwright.model import offer
+from loopwright.kernels import gate
+from loopwright.model import fused_support
 from tests.cases import TINY_CASES, gap, noisy
 
 # what presets do not have: a window, biases everywhere, post-norm, a head size that is no power of two, long rows in many parts
@@ -59,7 +60,7 @@ def test_presets(name: str, rows: int):
 @torch.no_grad()
 def test_shapes(shape: str, rows: int):
     model = noisy("ouro-1.4b-tiny", **SHAPES[shape]).cuda()
-    assert offer.fused_stacks(model, 1) == ["core"]
+    assert fused_support.fused_stacks(model, 1) == ["core"]
     assert compare(model, rows) < 2e-5
 
 
@@ -124,7 +125,7 @@ def test_long_rows_in_many_parts():
 @pytest.mark.gpu
 @torch.no_grad()
 def test_what_runs_plainly_is_said_once():
-    offer.say_once.cache_clear()
+    gate.warn_once.cache_clear()
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         for _ in range(2):

@@ -17,7 +17,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import loopwright as lw
 from loopwright.model.cost import (
+    TRAINING_FACTOR,
     Count,
+    Described,
     cache_bytes,
     inference_bytes,
     parameters,
@@ -25,7 +27,6 @@ from loopwright.model.cost import (
     skeleton,
     tensors,
     training_bytes,
-    training_flops,
     weight_bytes,
 )
 from loopwright.model.parts.adapters import ADAPTERS
@@ -123,12 +124,12 @@ def test_the_skeleton_takes_no_memory() -> None:
     assert all(p.is_meta for p in skeleton(lw.preset("huginn")).parameters())
 
 
-@pytest.mark.parametrize("function", [parameters, pass_flops, training_flops, training_bytes])
+@pytest.mark.parametrize("function", [parameters, pass_flops, training_bytes])
 def test_a_config_is_never_beside_the_model_of_another(function: Callable[..., Any]) -> None:
-    """The numbers would be of neither: what takes a model that is built takes nothing that could contradict it."""
-    named = list(signature(function, eval_str=True).parameters.values())
-    assert named[0].annotation is lw.LoopedConfig and named[0].kind is Parameter.POSITIONAL_OR_KEYWORD
-    assert not [each for each in named if each.kind is Parameter.VAR_KEYWORD or "LoopedForCausalLM" in str(each.annotation)]
+    """The numbers would be of neither: what takes a config or a skeleton takes nothing that could contradict it."""
+    first, *others = signature(function, eval_str=True).parameters.values()
+    assert first.annotation == Described and first.kind is Parameter.POSITIONAL_OR_KEYWORD
+    assert not [each for each in others if each.kind is Parameter.VAR_KEYWORD or "Looped" in str(each.annotation)]
     with pytest.raises(TypeError):
         function(lw.preset("asura-tiny"), skeleton(lw.preset("huginn-tiny")))
 
@@ -192,7 +193,7 @@ def test_training_costs_three_forward_passes() -> None:
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False, custom_mapping=IN_PLACE) as counter:
         model(ids, labels=ids).loss.backward()
     # the first injection's state is noise, which takes no gradient, but its product is one with the input's
-    assert training_flops(config, batch=2, length=7) == pytest.approx(counter.get_total_flops(), rel=0.02)
+    assert TRAINING_FACTOR * pass_flops(config, batch=2, length=7)["total"] == pytest.approx(counter.get_total_flops(), rel=0.02)
 
 
 def test_flops_grow_with_depth_by_one_core() -> None:

@@ -18,10 +18,11 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import loopwright as lw
 from loopwright.generation.prefix import Weights
+from loopwright.kernels.gate import is_plain
 from loopwright.model.decode_graph import Addresses
-from loopwright.model.offer import plain_because
+from loopwright.model.fused_support import unsupported_reason
 from loopwright.model.parts.adapters import diagonal
-from loopwright.model.quantised import METHODS, MOST_SETTINGS, is_plain, plain_tensors, wrong_quantisation
+from loopwright.model.quantised import METHODS, MOST_SETTINGS, plain_tensors, wrong_quantisation
 from tests.cases import gap, noisy
 
 NAMES = ["ouro-1.4b-tiny", "huginn-tiny", "ouroboros-qwen2.5-3b-tiny"]
@@ -113,7 +114,7 @@ def test_torchao_on_a_gpu(name):
     model = noisy(name, tie_word_embeddings=False).to("cuda", torch.bfloat16)
     torchao.quantize_(model, torchao.Int8WeightOnlyConfig())
     ids = torch.tensor([PROMPT], device="cuda")
-    assert plain_because(model, "core").startswith("a weight that is a Int8")
+    assert unsupported_reason(model, "core").startswith("a weight that is a Int8")
     expected = model.generate(ids, max_new_tokens=6, do_sample=False, use_cache=False)[0, len(PROMPT) :].tolist()
     with lw.Engine(model, max_rows=1, max_tokens=64) as engine:
         found = engine.submit(PROMPT, max_new_tokens=6).result(60).tokens
@@ -124,12 +125,12 @@ def test_torchao_on_a_gpu(name):
 def test_no_kernel_reads_what_is_not_there():
     for put in (lambda mlp: wrapped(mlp.up_proj), lambda mlp: mlp.register_buffer("scale", Wrapped(torch.ones(2)))):
         model = noisy("ouro-1.4b-tiny")
-        assert plain_because(model, "core") is None
+        assert unsupported_reason(model, "core") is None
         put(model.core[1].mlp)
-        assert plain_because(model, "core") == "a weight that is a Wrapped"
+        assert unsupported_reason(model, "core") == "a weight that is a Wrapped"
     biased = noisy("huginn-tiny")
     wrapped(biased.prelude[0].self_attn.q_proj, "bias")
-    assert [plain_because(biased, stack) for stack in ("prelude", "coda")] == ["a weight that is a Wrapped", None]
+    assert [unsupported_reason(biased, stack) for stack in ("prelude", "coda")] == ["a weight that is a Wrapped", None]
 
 
 def test_no_kernel_reads_what_is_not_there_in_modulated_maps(monkeypatch):
@@ -232,7 +233,7 @@ def test_torchao_in_place(name, tmp_path):
     weight = model.core[0].mlp.up_proj.weight
     assert weight.data_ptr() == 0 and not is_plain(weight)
     if name in NAMES:
-        assert plain_because(model, "core").startswith("a weight that is a Int8")
+        assert unsupported_reason(model, "core").startswith("a weight that is a Int8")
     found, alone = answers(model)
     assert found == alone
     with pytest.raises(ValueError, match="save: the weights are quantised"):

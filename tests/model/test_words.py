@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import DataCollatorWithFlattening
 
 import loopwright as lw
-from loopwright.model.words import LOSS, TOKENS, read_words
+from loopwright.model.causal_lm import LOSS, TOKENS, read_extra
 from tests.cases import TINY_CASES, UNLIKE, gap, noisy
 
 
@@ -135,7 +135,7 @@ def test_a_compiled_pass_reads_no_values(name):
     eager = model(**row)
     compiled = torch.compile(model, fullgraph=True, backend="eager")(**{k: v for k, v in row.items() if not k.startswith("max")})
     assert gap(compiled.logits, eager.logits) < 1e-5
-    assert read_words({}, None, 0).segment_ids is None
+    assert read_extra({}, None, 0).segment_ids is None
 
 
 class InOrder(torch.nn.Module):

@@ -20,9 +20,8 @@ import loopwright as lw
 from loopwright.data.batch import Batch
 from loopwright.data.text import FINEWEB
 from loopwright.model.cost import skeleton
-from loopwright.model.parts.adapters.effects import Adaptation
 from loopwright.model.parts.part import StepIndex
-from loopwright.model.passes import Place
+from loopwright.model.passes import Adaptation, Place
 from loopwright.model.taps import Recorder
 from loopwright.recipes import recipe
 from loopwright.retrofitting.layout import find_layout

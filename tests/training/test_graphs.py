@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from loopwright.kernels import launches
+from loopwright.kernels import gate
 from loopwright.model.causal_lm import LoopedForCausalLM
 from loopwright.recipes import recipe
 from loopwright.training.graphs import LEAVES, REPLAYS, GraphedWork
@@ -244,7 +244,7 @@ def test_an_error_in_a_capture_is_the_one_that_is_raised() -> None:
     seen: list[bool] = []
 
     def work(tensors: dict) -> tuple[torch.Tensor, dict]:
-        seen.append(launches.free)
+        seen.append(gate.launches_are_free)
         if torch.cuda.is_current_stream_capturing():
             raise KeyError("mine")
         return tensors["x"].sum(), {}
@@ -253,7 +253,7 @@ def test_an_error_in_a_capture_is_the_one_that_is_raised() -> None:
     run(given)
     with pytest.raises(KeyError, match="mine"):
         run(given)
-    assert seen == [True, True] and not launches.free
+    assert seen == [True, True] and not gate.launches_are_free
 
 
 @pytest.mark.gpu

@@ -15,7 +15,7 @@ import torch
 
 import loopwright as lw
 from loopwright.data.batch import Batch
-from loopwright.kernels import launches
+from loopwright.kernels import gate
 from loopwright.model.parts.injection import INJECTIONS
 from loopwright.training import graphs as under_test
 from loopwright.training import run as job_module
@@ -119,7 +119,7 @@ def test_what_is_given_up_runs_where_all_else_does(monkeypatch: pytest.MonkeyPat
     aside: list[bool] = []
 
     def work(given: dict) -> tuple[torch.Tensor, dict]:
-        assert launches.free is card.aside
+        assert gate.launches_are_free is card.aside
         aside.append(card.aside)
         return given["x"].sum(), {}
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from loopwright.data.batch import Batch, Splits
-from loopwright.model.cost import pass_flops, training_flops
+from loopwright.model.cost import TRAINING_FACTOR, pass_flops
 from loopwright.model.presets import preset
 from loopwright.training import loop
 from loopwright.training.objectives.losses import EveryStep, Final
@@ -40,7 +40,10 @@ def test_flops_are_those_of_inspect(name: str) -> None:
     deepest = min(config.max_steps or 5, 5)
     meter = Speedometer(config, Final(), "bf16", CPU)
     for depth in range(1, deepest + 1):
-        assert meter.flops([(batch(), Plan(depth, depth))]) == training_flops(config, depth=depth, batch=3, length=10)
+        assert (
+            meter.flops([(batch(), Plan(depth, depth))])
+            == TRAINING_FACTOR * pass_flops(config, depth=depth, batch=3, length=10)["total"]
+        )
 
 
 def test_steps_without_a_gradient_run_forward_only() -> None:

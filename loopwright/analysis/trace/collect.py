@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from loopwright.analysis.trace.places import Places
+from loopwright.kernels.gate import has_kernels
 from loopwright.kernels.sizes import UNSEEN
 from loopwright.metrics.attention import AttentionSums, attention_reading, bound_of_sizes, query_key_bound
 from loopwright.metrics.predictions import lens_reading
@@ -37,7 +38,6 @@ from loopwright.metrics.states import (
     token_cosines,
 )
 from loopwright.model.causal_lm import LoopedForCausalLM
-from loopwright.model.offer import has_kernels
 from loopwright.model.passes import Pass
 from loopwright.model.span import Span
 from loopwright.model.taps import POINTS, Tap

@@ -18,9 +18,10 @@ from torch import Tensor
 from transformers import Cache
 from transformers.cache_utils import DynamicLayer, StaticLayer
 
-from loopwright.model.keys.slots import Ledger, refusal
+from loopwright.model.keys.cache import refusal
 from loopwright.model.layers import attend_in
 from loopwright.model.passes import Expected, Pass, Place, Reading
+from loopwright.model.span import Ledger
 
 if TYPE_CHECKING:
     from loopwright.model.config import LoopedConfig

@@ -11,6 +11,10 @@ Policies: `every` keeps one slot per step and reading (cached = uncached is owed
 last-step reuse; `share(n)` slot = step or reading mod n, Huginn's `compress-sN` counted in steps. Under the last two a prompt that
 comes in several passes is another than in one, and a pass of several tokens on held ones warns of it.
 
+Which rows miss earlier tokens of a step or a reading, `Filled` says in plain numbers on the host. A row that was not run at a group
+(the slots that one run of a stack writes) for some token can never be run there again: its later tokens would attend to keys that
+were never made. So only the rows that fell behind are kept, and a pass at an unchanged depth changes nothing there.
+
 A cache is for inference: gradients reach the tokens of the pass itself and stop at those held from earlier passes.
 """
 
@@ -19,23 +23,172 @@ from __future__ import annotations
 import math
 import re
 import warnings
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Hashable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import torch
 from torch import Tensor
 from transformers import Cache
 
-from loopwright.model.keys.slots import Filled, Ledger, SlotTable, by_row, plain_ledger, refusal
 from loopwright.model.layers import attend_in
 from loopwright.model.parts.part import RowSteps
 from loopwright.model.passes import Expected, Pass, Place, Reading
 from loopwright.model.room import check_room
+from loopwright.model.span import Ledger, Span, plain_ledger
 
 if TYPE_CHECKING:
     from loopwright.model.config import LoopedConfig
-    from loopwright.model.decode_graph import DecodeGraph
-    from loopwright.model.span import Span
+
+
+class SlotTable:
+    """A tensor [slots, B, capacity, …] with a ready view of each slot: a decode step writes hundreds of times."""
+
+    def __init__(self, shape: tuple[int, ...], like: Tensor) -> None:
+        self._hold(torch.zeros(shape, dtype=like.dtype, device=like.device))
+
+    def _hold(self, data: Tensor) -> None:
+        self.data = data
+        self.views = data.unbind(0)
+
+    @property
+    def bytes(self) -> int:
+        """The bytes allocated."""
+        return self.data.numel() * self.data.element_size()
+
+    def holds(self, slots: int, rows: int, capacity: int) -> bool:
+        """Whether there is room for this many slots, rows and tokens."""
+        return all(have >= want for have, want in zip(self.data.shape, (slots, rows, capacity), strict=False))
+
+    def grow(self, slots: int, rows: int, capacity: int) -> None:
+        """Makes at least this many slots, rows and tokens, keeping what is there."""
+        old = self.data
+        wanted = tuple(max(have, want) for have, want in zip(old.shape, (slots, rows, capacity), strict=False))
+        if wanted != old.shape[:3]:
+            new = old.new_zeros(wanted + old.shape[3:])
+            new[: old.shape[0], : old.shape[1], : old.shape[2]] = old
+            self._hold(new)
+
+    def choose_rows(self, rows: Tensor) -> None:
+        """Replaces the rows by the chosen ones, in that order."""
+        self._hold(self.data.index_select(1, rows.to(self.data.device)))
+
+    def at(self, slot: int | Tensor, index: Tensor) -> Tensor:
+        """Returns the entries [B, …] at one token index per row, of one slot or one per row."""
+        return self.data[slot, torch.arange(len(index), device=self.data.device), index]
+
+    def write(self, slot: int | Tensor, new: Tensor, span: Span) -> Tensor:
+        """Stores `new` [B, T, …] at the span, in one slot or one per row; returns all up to the span's end [B, N, …]."""
+        if isinstance(slot, int) and span.plain:
+            view = self.views[slot]
+            if torch.is_grad_enabled():  # even where `new` is frozen: autograd keeps what attention reads
+                with torch.no_grad():
+                    view.narrow(1, span.offset, span.length).copy_(new)
+                # what autograd may follow: earlier tokens as constants, the new ones as they came
+                return torch.cat([view.narrow(1, 0, span.offset).clone(), new.to(view.dtype)], dim=1)
+            view.narrow(1, span.offset, span.length).copy_(new)
+            return view.narrow(1, 0, span.extent)
+        if new.requires_grad and torch.is_grad_enabled():
+            raise ValueError("cache: rows that are padded, packed or at their own steps are cached under torch.no_grad() only")
+        new = new.to(self.data.dtype)
+        if isinstance(slot, int):
+            self.views[slot].flatten(0, 1).index_copy_(0, span.flat_index(self.data.shape[2]), new.flatten(0, 1))
+            return self.views[slot].narrow(1, 0, span.extent)
+        rows = torch.arange(span.rows, device=self.data.device)
+        index = span.index
+        if index is None:
+            index = torch.arange(span.offset, span.extent, device=self.data.device).expand(span.rows, -1)
+        slot = slot.to(self.data.device)
+        self.data[slot[:, None], rows[:, None], index] = new
+        return self.data[slot, rows, : span.extent]
+
+
+Group = tuple[str, Hashable]  # the stack, and the step or the reading
+
+
+class Filled:
+    """For each group, the rows that miss tokens, with the number of tokens that they hold."""
+
+    def __init__(self) -> None:
+        self.missing: dict[Group, dict[int, int]] = {}
+        self._ran: dict[Group, set[int] | None] = {}  # by the pass at hand; None: all rows
+
+    def begin(self) -> None:
+        """Begins a pass. What a pass that failed had run is not counted: its tokens are not held."""
+        self._ran = {}
+
+    def short(self, group: Group, rows: Iterable[int] | None, lengths: Sequence[int]) -> tuple[int, int] | None:
+        """Returns the first of the rows (None: all) that misses tokens of a group and how many it holds, or None."""
+        missing = self.missing.get(group)
+        if missing is not None and not missing:
+            return None
+        for row in range(len(lengths)) if rows is None else rows:
+            if missing is None and lengths[row]:
+                return row, 0
+            if missing is not None and row in missing:
+                return row, missing[row]
+        return None
+
+    def ran(self, group: Group, rows: Iterable[int] | None, lengths: Sequence[int]) -> None:
+        """Notes that the pass ran these rows (None: all) at a group."""
+        if group not in self.missing:
+            self.missing[group] = {row: 0 for row, length in enumerate(lengths) if length}
+        before = self._ran.get(group, set())
+        self._ran[group] = None if rows is None or before is None else before | set(rows)
+
+    def advance(self, lengths: Sequence[int]) -> None:
+        """Ends a pass over rows that held `lengths` tokens before it: whoever was not run at a group falls behind there."""
+        for group, missing in self.missing.items():
+            ran = self._ran.get(group, set())
+            if ran is not None:
+                for row, length in enumerate(lengths):
+                    if row not in ran:
+                        missing.setdefault(row, length)
+        self._ran = {}
+
+    def crop(self, lengths: Sequence[int]) -> None:
+        """Keeps these many tokens per row: a row that holds as many of a group misses none of it."""
+        for missing in self.missing.values():
+            for row in [row for row, held in missing.items() if held >= lengths[row]]:
+                del missing[row]
+
+    def choose_rows(self, rows: Sequence[int]) -> None:
+        """Replaces the rows by the chosen ones, in that order."""
+        for group, missing in self.missing.items():
+            self.missing[group] = {new: missing[old] for new, old in enumerate(rows) if old in missing}
+
+
+def refusal(stack: str, at: int | Expected, count: str) -> str:
+    """Returns the line that refuses a step or a reading of which only `count` earlier tokens are there."""
+    if stack == "core":
+        return f"cache: step {at} holds {count}, so they were run less deep; keep one depth for a sequence, or use policy 'last'"
+    if isinstance(at, Expected):
+        where, how = f"the expected state of depth {at.depth}", "run them with select='expected' at that depth too"
+    else:
+        where, how = f"depth {at}", f"run them at depth={at} too, or at every depth with output_steps=True"
+    return f"cache: the coda read {count} at {where}; {how}, or use policy 'last'"
+
+
+def by_row(at: int | Tensor | RowSteps | Expected, count: int) -> list[tuple[Any, list[int] | None]]:
+    """Returns each step or reading with its rows (None: all). The one place where one per row is brought to the host."""
+    if not isinstance(at, Tensor | RowSteps):
+        return [(at, None)]
+    shape = at.shape if isinstance(at, Tensor) else (len(at.values),)
+    if shape != (count,):
+        raise ValueError(f"cache: steps of shape {tuple(shape)}; allowed: one number, or one per row ({count},)")
+    rows: dict[int, list[int]] = {}
+    for row, one in enumerate(at.tolist() if isinstance(at, Tensor) else at.values):
+        rows.setdefault(one, []).append(row)
+    return list(rows.items())
+
+
+class ReplayedDecode(Protocol):
+    """A decode pass over this cache that was captured, to be replayed for as long as nothing else moves the rows."""
+
+    def fits(self, cache: LoopCache, depth: int, seed: int | None) -> bool:
+        """Says whether the cache stands where this pass left it, and the pass asked for is the one captured."""
+
+    def step(self, cache: LoopCache, token: Tensor) -> Tensor:
+        """Returns the logits [B, 1, V] after one more token per row [B, 1]."""
 
 
 KEYS, VALUES = "keys", "values"
@@ -64,7 +217,7 @@ class LoopCache(Cache):
 
     def _forget(self) -> None:
         self.tables: dict[tuple[str, str], SlotTable] = {}  # by stack (the prelude's keys stand with the core's) and name
-        self.graph: DecodeGraph | None = None
+        self.graph: ReplayedDecode | None = None
         self.graphable = True
         self.steps = 0  # the core has slots for
         self.readings: dict[int | Expected, int] = {}  # the coda has slots for, and their place
@@ -263,41 +416,6 @@ class LoopCache(Cache):
         """Repeats each row `repeats` times."""
         self.reorder_cache(torch.arange(len(self.row_lengths)).repeat_interleave(repeats))
 
-    def free(self, row: int) -> None:
-        """Empties one row, so that another sequence can be admitted to it."""
-        if not self.is_initialized:
-            return
-        self.retire_graph()
-        self._make_ledger()
-        assert self._ledger is not None
-        self.row_lengths[row] = 0
-        self.filled.crop(self.row_lengths)
-        self._ledger.lengths[row] = 0
-        self._ledger.valid[row] = False
-
-    def admit(self, row: int, other: LoopCache, other_row: int = 0) -> None:
-        """Copies one row of another cache of the same model and policy into `row`, whatever their lengths."""
-        if other.policy != self.policy or not other.is_initialized:
-            raise ValueError(f"cache: cannot admit a row of an empty or {other.policy!r} cache into a {self.policy!r} one")
-        length = other.row_lengths[other_row]
-        if length > self.capacity and self.fixed:
-            raise ValueError(f"cache: {length} tokens do not fit; this cache is fixed at {self.capacity}")
-        self.retire_graph()
-        self._make_steps(other.steps, other.keys.data, length)
-        self._make_readings(other.readings, other.keys.data)
-        for (stack, name), theirs in other.tables.items():
-            ours = self._table((stack, name), theirs.data.shape[3:], theirs.data)
-            slots = list(range(theirs.data.shape[0]))
-            if stack == "coda":  # the two caches may have met the readings in another order
-                each = self.config.coda_layers if name in (KEYS, VALUES) else 1
-                slots = [self.readings[reading] * each + i for reading in other.readings for i in range(each)][: len(slots)]
-            ours.copy_row(row, theirs, other_row, length, slots)
-        self._make_ledger()
-        assert self._ledger is not None
-        self._ledger.admit(row, other.ledger(len(other.row_lengths), other.keys.data.device), other_row, length)
-        self.row_lengths[row] = length
-        self.filled.admit(row, other.filled, other_row, self.row_lengths)
-
     # the names transformers asks for
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
@@ -332,9 +450,6 @@ class LoopCache(Cache):
 
     def __repr__(self) -> str:
         return f"LoopCache(policy={self.policy!r}, rows={self.row_lengths}, slots={len(self)}, capacity={self.capacity})"
-
-    def _make_ledger(self) -> None:
-        self._ledger = self.ledger(len(self.row_lengths), self.keys.data.device)
 
     def _shared(self, at: Any) -> Any:
         """Returns what stands for a step or a reading under the policy."""

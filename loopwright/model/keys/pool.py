@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from loopwright.model.keys.slots import refusal
+from loopwright.model.keys.cache import refusal
 from loopwright.model.passes import STACKS, Expected
 from loopwright.model.room import check_room
 

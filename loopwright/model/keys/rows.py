@@ -1,16 +1,13 @@
-"""A pass over some rows of a KeyPool, each at its own step and length: where its tokens stand, and who attends to what.
+"""What a pass sees of a KeyPool: `PooledRows`, each row at its own step and length, or `FixedRows`, a pass of constant shape.
 
-FixedRows: what a pass of constant shape sees of a KeyPool, as many new tokens in each row.
-
-A row with fewer tokens repeats its last one, which writes the same keys once more. Where the tokens stand and where their keys lie
-are tensors that change from pass to pass, so that the pass can be captured once and replayed. The host keeps the books
-(`Row.place`).
+In a pass of constant shape a row with fewer tokens repeats its last one, which writes the same keys once more. Where its tokens
+stand and where their keys lie are tensors that change from pass to pass, so that the pass can be captured once and replayed. The
+host keeps the books (`Row.place`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,7 +15,7 @@ from torch import Tensor
 
 from loopwright.model.layers import attend, attend_heads
 from loopwright.model.parts.part import RowSteps
-from loopwright.model.span import running_sum
+from loopwright.model.span import FixedSpan, RowSpan
 
 if TYPE_CHECKING:
     from loopwright.model.keys.pool import KeyPool, Row
@@ -26,44 +23,6 @@ if TYPE_CHECKING:
 
 
 Layers = Sequence[Tensor]  # of each layer [1, Hk, N, K]
-
-
-@dataclass(frozen=True)
-class RowSpan:
-    """`length` new tokens in each row, after `offsets` earlier ones; one document per row, no padding."""
-
-    offsets: tuple[int, ...]
-    length: int
-    positions: Tensor
-    plain: bool = False
-    explicit: bool = False
-
-    @property
-    def rows(self) -> int:
-        """The number of rows of the pass."""
-        return len(self.offsets)
-
-    @property
-    def extent(self) -> int:
-        """The number of tokens of the longest row."""
-        return max(self.offsets) + self.length
-
-    def mask(self, window: int | None) -> tuple[None, bool]:
-        """Returns that there is no mask for all rows: `PooledRows` attends row by row."""
-        return None, False
-
-    def ordinal(self) -> Tensor:
-        """Returns how many tokens stand up to each new one, itself included [R, T]."""
-        return self.positions + 1
-
-    def back(self, count: Tensor) -> Tensor:
-        """Returns the index of the token that stands `count` tokens before each new one [R, T]."""
-        return self.positions - count
-
-    def document_sum(self, x: Tensor, carried: Tensor | None) -> Tensor:
-        """Returns the running sum of x [R, T, W]; `carried` [R, W] is the sum of the tokens before."""
-        total = running_sum(x)
-        return total if carried is None else total + carried[:, None]
 
 
 class PooledRows:
@@ -203,18 +162,6 @@ def added_mask(query: Tensor, key: Tensor, window: int | None, dtype: torch.dtyp
     if window is not None:
         visible &= key > query - window
     return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, float("-inf"))
-
-
-class FixedSpan(RowSpan):
-    """New tokens of which a row's last one may be there several times."""
-
-    def document_sum(self, x: Tensor, carried: Tensor | None) -> Tensor:
-        """Returns the running sum of x [R, T, W], repeated tokens counted once; `carried` [R, W] is the sum of those before."""
-        if self.length > 1:
-            new = torch.ones_like(self.positions, dtype=torch.bool)
-            new[:, 1:] = self.positions[:, 1:] != self.positions[:, :-1]
-            x = torch.where(new[..., None], x, 0)
-        return super().document_sum(x, carried)
 
 
 class FixedRows:

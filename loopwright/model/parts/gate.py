@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from loopwright.model.parts.part import ANY_NUMBER, Part, StepIndex
+from loopwright.model.parts.part import ANY_NUMBER, Part, Sizes, StepIndex
 from loopwright.schema import Kinds
-
-if TYPE_CHECKING:
-    from loopwright.model.config import LoopedConfig
-
 
 EPS = 1e-6  # of what the grown gate sees
 See = Callable[[Tensor], Tensor]  # what a watcher makes of how far a gate is open
@@ -47,7 +43,7 @@ class Gate(Part):
 class ReplaceGate(Gate):
     """s′ = new."""
 
-    def __init__(self, config: LoopedConfig) -> None:
+    def __init__(self, config: Sizes) -> None:
         super().__init__()
 
     def forward(self, old: Tensor, new: Tensor, step: StepIndex) -> Tensor:
@@ -60,14 +56,14 @@ class LinearGate(Gate):
     opens = True
     ranges: ClassVar = {"bias": ANY_NUMBER}
 
-    def __init__(self, config: LoopedConfig, bias: float) -> None:
+    def __init__(self, config: Sizes, bias: float) -> None:
         super().__init__()
         self.start_bias = bias
         self.weight = nn.Parameter(torch.empty(config.hidden_size, 2 * config.hidden_size))
         self.bias = nn.Parameter(torch.empty(config.hidden_size))
 
     @classmethod
-    def least_parameters(cls, config: LoopedConfig) -> int:
+    def least_parameters(cls, config: Sizes) -> int:
         return 2 * config.hidden_size**2
 
     def start(self) -> None:
@@ -78,7 +74,7 @@ class LinearGate(Gate):
 class LearnedGate(LinearGate):
     """s′ = g ⊙ new + (1 − g) ⊙ old, g = σ(W [new; old] + b), starting at W = 0 and b = bias (Ouroboros: −2, so g = 0.12)."""
 
-    def __init__(self, config: LoopedConfig, bias: float = -2.0) -> None:
+    def __init__(self, config: Sizes, bias: float = -2.0) -> None:
         super().__init__(config, bias)
 
     def forward(self, old: Tensor, new: Tensor, step: StepIndex) -> Tensor:
@@ -97,7 +93,7 @@ class GrownGate(LinearGate):
     it is at depth 1; unlike a gate that is shut by a saturated σ, it has its whole gradient there.
     """
 
-    def __init__(self, config: LoopedConfig, bias: float = 0.0) -> None:
+    def __init__(self, config: Sizes, bias: float = 0.0) -> None:
         super().__init__(config, bias)
 
     def forward(self, old: Tensor, new: Tensor, step: StepIndex) -> Tensor:
@@ -123,7 +119,7 @@ class MixGate(Gate):
 
     ranges: ClassVar = {"weight": (0, 1, False)}
 
-    def __init__(self, config: LoopedConfig, weight: float = 0.5) -> None:
+    def __init__(self, config: Sizes, weight: float = 0.5) -> None:
         super().__init__()
         if not 0 < weight <= 1:
             raise ValueError(f"gate (mix): weight {weight}; allowed: above 0, at most 1")

@@ -8,18 +8,14 @@ ACT of the Universal Transformer's code (tensor2tensor): the values read what a 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from loopwright.model.parts.init import Law, init_of
-from loopwright.model.parts.part import ABOVE_ZERO, ANY_NUMBER, LINEAR_INITS, Part, start_linears
+from loopwright.model.parts.part import ABOVE_ZERO, ANY_NUMBER, LINEAR_INITS, Part, Sizes, start_linears
 from loopwright.schema import Kinds, refuse_unknown
-
-if TYPE_CHECKING:
-    from loopwright.model.config import LoopedConfig
-
 
 READ_OUTS = {None: ("last",), "states": ("last", "expected"), "logits": ("last", "hub", "expected")}
 
@@ -78,7 +74,7 @@ class NoHalting(HaltingHead):
 
     mixes = None
 
-    def __init__(self, config: LoopedConfig) -> None:
+    def __init__(self, config: Sizes) -> None:
         super().__init__()
 
 
@@ -88,7 +84,7 @@ class ExitGate(HaltingHead):
     mixes = "logits"
     ranges: ClassVar = {"threshold": ABOVE_ZERO}
 
-    def __init__(self, config: LoopedConfig, threshold: float = 1.0) -> None:
+    def __init__(self, config: Sizes, threshold: float = 1.0) -> None:
         super().__init__()
         self.threshold = threshold
         self.proj = nn.Linear(config.hidden_size, 1)
@@ -144,7 +140,7 @@ class LinearComputation(MeanOfStates):
 
     ranges: ClassVar = {"bias": ANY_NUMBER, "eps": (0, 1, True)}
 
-    def __init__(self, config: LoopedConfig, bias: float = 1.0, eps: float = 0.01) -> None:
+    def __init__(self, config: Sizes, bias: float = 1.0, eps: float = 0.01) -> None:
         super().__init__()
         self.start_bias = bias
         self.eps = eps
@@ -202,7 +198,7 @@ class Halter(MeanOfStates):
 
     ranges: ClassVar = {"width": (1, 2**16, True), "bias": ANY_NUMBER, "eps": (0, 1, True)}
 
-    def __init__(self, config: LoopedConfig, width: int = 256, bias: float = -2.0, eps: float = 0.01, init: str = "normal") -> None:
+    def __init__(self, config: Sizes, width: int = 256, bias: float = -2.0, eps: float = 0.01, init: str = "normal") -> None:
         super().__init__()
         refuse_unknown("halter init", [init], LINEAR_INITS)
         self.start_bias, self.init = bias, init

@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor, nn
 
+from loopwright.model.parts.part import Sizes
 from loopwright.model.parts.state import huginn_std
 from loopwright.schema import build_kind
-
-if TYPE_CHECKING:
-    from loopwright.model.config import LoopedConfig
 
 
 class Law(NamedTuple):
@@ -43,7 +41,7 @@ class Init:
 
     reads_range: ClassVar[bool] = False  # whether it takes a std from the config's initializer_range
 
-    def __init__(self, config: LoopedConfig) -> None:
+    def __init__(self, config: Sizes) -> None:
         self.config = config
 
     def matrix(self, inputs: int, outputs: int) -> Law:
@@ -147,7 +145,7 @@ class React(Init):
         return self.matrix(inputs, outputs)
 
 
-def init_of(config: LoopedConfig) -> Init:
+def init_of(config: Sizes) -> Init:
     """Returns how a model of this config starts."""
     made: Init = build_kind(config.init, INITS, config)
     return made

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from loopwright.model.parts.init import Law, init_of
-from loopwright.model.parts.part import Part, StepIndex, take
+from loopwright.model.parts.part import Part, Sizes, StepIndex, take
 from loopwright.schema import Kinds
-
-if TYPE_CHECKING:
-    from loopwright.model.config import LoopedConfig
 
 
 class Injection(Part):
@@ -32,7 +29,7 @@ class Injection(Part):
 class NoInjection(Injection):
     """x = s."""
 
-    def __init__(self, config: LoopedConfig) -> None:
+    def __init__(self, config: Sizes) -> None:
         super().__init__()
 
     def forward(self, s: Tensor, e: Tensor, step: StepIndex) -> Tensor:
@@ -42,7 +39,7 @@ class NoInjection(Injection):
 class AddInjection(Injection):
     """x = s + e."""
 
-    def __init__(self, config: LoopedConfig) -> None:
+    def __init__(self, config: Sizes) -> None:
         super().__init__()
 
     def forward(self, s: Tensor, e: Tensor, step: StepIndex) -> Tensor:
@@ -52,7 +49,7 @@ class AddInjection(Injection):
 class ConcatInjection(Injection):
     """x = W [s; e] with one projection for all steps (Huginn); `order` says which comes first."""
 
-    def __init__(self, config: LoopedConfig, order: str = "state-input", bias: bool = False) -> None:
+    def __init__(self, config: Sizes, order: str = "state-input", bias: bool = False) -> None:
         super().__init__()
         if order not in ("state-input", "input-state"):
             raise ValueError(f"injection (concat): order {order!r}; allowed: state-input, input-state")
@@ -60,7 +57,7 @@ class ConcatInjection(Injection):
         self.proj = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=bias)
 
     @classmethod
-    def least_parameters(cls, config: LoopedConfig) -> int:
+    def least_parameters(cls, config: Sizes) -> int:
         return 2 * config.hidden_size**2
 
     def start_as_input(self) -> None:
@@ -78,7 +75,7 @@ class ConcatPerStepInjection(Injection):
 
     per_step = True
 
-    def __init__(self, config: LoopedConfig) -> None:
+    def __init__(self, config: Sizes) -> None:
         super().__init__()
         width = config.hidden_size
         self.init = init_of(config)
@@ -86,7 +83,7 @@ class ConcatPerStepInjection(Injection):
         self.bias = nn.Parameter(torch.empty(config.max_steps or 0, width))
 
     @classmethod
-    def least_parameters(cls, config: LoopedConfig) -> int:
+    def least_parameters(cls, config: Sizes) -> int:
         return 2 * (config.max_steps or 0) * config.hidden_size**2
 
     def start(self) -> None:
@@ -111,7 +108,7 @@ class DiagonalInjection(Injection):
     undecayed = ("input_proj",)
     ranges: ClassVar = {"decay": (0, 1, False)}
 
-    def __init__(self, config: LoopedConfig, decay: float = math.sqrt(1 / 5)) -> None:
+    def __init__(self, config: Sizes, decay: float = math.sqrt(1 / 5)) -> None:
         super().__init__()
         if not 0 < decay < 1:
             raise ValueError(f"injection (diagonal): decay {decay}; allowed: above 0, below 1")
@@ -121,7 +118,7 @@ class DiagonalInjection(Injection):
         self.input_proj = nn.Parameter(torch.empty(config.hidden_size, config.hidden_size))
 
     @classmethod
-    def least_parameters(cls, config: LoopedConfig) -> int:
+    def least_parameters(cls, config: Sizes) -> int:
         return config.hidden_size**2
 
     def start(self) -> None:

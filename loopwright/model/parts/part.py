@@ -3,19 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from loopwright.schema import MOST_NUMBER
 
-if TYPE_CHECKING:
-    from loopwright.model.config import LoopedConfig
-
 ANY_NUMBER = (-MOST_NUMBER, MOST_NUMBER, True)
 FROM_ZERO = (0, MOST_NUMBER, True)
 ABOVE_ZERO = (0, MOST_NUMBER, False)
+
+
+class Sizes(Protocol):
+    """What a part reads of a model's config, so that no part has to know the config itself, which knows all parts."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    mlp: str
+    max_steps: int | None
+    adapters: list[Any]
+    init: dict[str, Any]
+    initializer_range: float
+
+    @property
+    def num_hidden_layers(self) -> int:
+        """The layers that run at the default depth."""
 
 
 class Part(nn.Module):
@@ -38,12 +54,12 @@ class Part(nn.Module):
         """Sets the start values of the parameters this module itself holds (sub-modules start themselves)."""
 
     @classmethod
-    def least_parameters(cls, config: LoopedConfig) -> int:
+    def least_parameters(cls, config: Sizes) -> int:
         """Returns how many parameters there are at least, from the sizes alone: a model that cannot fit is not built."""
         return 0
 
     @classmethod
-    def spelled_out(cls, config: LoopedConfig, options: Mapping[str, Any]) -> dict[str, Any]:
+    def spelled_out(cls, config: Sizes, options: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the options with what the config decides where they say nothing; two parts that compute the same are equal."""
         return dict(options)
 

@@ -5,16 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from loopwright.model.parts.part import ANY_NUMBER, FROM_ZERO, Part
+from loopwright.model.parts.part import ANY_NUMBER, FROM_ZERO, Part, Sizes
 from loopwright.schema import Kinds
-
-if TYPE_CHECKING:
-    from loopwright.model.config import LoopedConfig
 
 
 class State(Part):
@@ -32,7 +29,7 @@ class State(Part):
 class InputState(State):
     """s₀ = e."""
 
-    def __init__(self, config: LoopedConfig) -> None:
+    def __init__(self, config: Sizes) -> None:
         super().__init__()
 
     def forward(self, e: Tensor, positions: Tensor, seed: int | Tensor | None) -> Tensor:
@@ -42,7 +39,7 @@ class InputState(State):
 class ZeroState(State):
     """s₀ = 0."""
 
-    def __init__(self, config: LoopedConfig) -> None:
+    def __init__(self, config: Sizes) -> None:
         super().__init__()
 
     def forward(self, e: Tensor, positions: Tensor, seed: int | Tensor | None) -> Tensor:
@@ -54,7 +51,7 @@ class LearnedState(State):
 
     ranges: ClassVar = {"std": FROM_ZERO}
 
-    def __init__(self, config: LoopedConfig, std: float = 0.02) -> None:
+    def __init__(self, config: Sizes, std: float = 0.02) -> None:
         super().__init__()
         self.std = std
         self.vector = nn.Parameter(torch.empty(config.hidden_size))
@@ -77,14 +74,14 @@ class NoiseState(State):
     seeded = True
     ranges: ClassVar = {"std": FROM_ZERO, "scale": ANY_NUMBER}
 
-    def __init__(self, config: LoopedConfig, std: float | None = None, scale: float = 1.0, seed: int = 0) -> None:
+    def __init__(self, config: Sizes, std: float | None = None, scale: float = 1.0, seed: int = 0) -> None:
         super().__init__()
         self.std = huginn_std(config.hidden_size) if std is None else std
         self.scale = scale
         self.seed = seed
 
     @classmethod
-    def spelled_out(cls, config: LoopedConfig, options: Mapping[str, Any]) -> dict[str, Any]:
+    def spelled_out(cls, config: Sizes, options: Mapping[str, Any]) -> dict[str, Any]:
         return {**options, "std": huginn_std(config.hidden_size) if options.get("std") is None else options["std"]}
 
     def forward(self, e: Tensor, positions: Tensor, seed: int | Tensor | None) -> Tensor:

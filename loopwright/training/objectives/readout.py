@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from loopwright.data.batch import Batch
+from loopwright.kernels.gate import has_kernels
 from loopwright.model.causal_lm import LoopedForCausalLM
-from loopwright.model.offer import has_kernels
 from loopwright.model.parts.halting import HALTINGS
 from loopwright.model.passes import Pass
 from loopwright.schema import suggest

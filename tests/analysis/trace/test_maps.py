@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from loopwright.analysis.trace.collect import View, attention_rows, sum_maps
+from loopwright.kernels import gate
+from loopwright.kernels.gate import can_compile
 from loopwright.metrics.attention import col_sum_concentration, concentration_of, mixing_score
-from loopwright.model import offer
-from loopwright.model.offer import can_compile
 from loopwright.model.span import place_tokens
 from tests.analysis.dense import dense_maps
 from tests.cases import gap, noisy
@@ -79,11 +79,11 @@ def test_who_has_the_kernel(monkeypatch, triton: bool, compiler: bool):
     """Not on a CPU or in float64, not on a card too old for it, not without Triton or a C compiler."""
     can_compile.cache_clear()
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: {0: (7, 5), 1: (8, 0)}[device])
-    monkeypatch.setattr(offer, "find_spec", lambda name: "spec" if triton and name == "triton" else None)
-    monkeypatch.setattr(offer, "which", lambda name: name if compiler and name == "gcc" else None)
-    monkeypatch.setattr(offer, "is_plain", lambda x: True)  # these stand for tensors
-    assert offer.has_kernels(SimpleNamespace(is_cuda=True, dtype=torch.bfloat16, device=1)) == (triton and compiler)
-    assert not offer.has_kernels(SimpleNamespace(is_cuda=True, dtype=torch.float64, device=1))
-    assert not offer.has_kernels(SimpleNamespace(is_cuda=True, dtype=torch.float16, device=0))
-    assert not offer.has_kernels(torch.zeros(1))
+    monkeypatch.setattr(gate, "find_spec", lambda name: "spec" if triton and name == "triton" else None)
+    monkeypatch.setattr(gate, "which", lambda name: name if compiler and name == "gcc" else None)
+    monkeypatch.setattr(gate, "is_plain", lambda x: True)  # these stand for tensors
+    assert gate.has_kernels(SimpleNamespace(is_cuda=True, dtype=torch.bfloat16, device=1)) == (triton and compiler)
+    assert not gate.has_kernels(SimpleNamespace(is_cuda=True, dtype=torch.float64, device=1))
+    assert not gate.has_kernels(SimpleNamespace(is_cuda=True, dtype=torch.float16, device=0))
+    assert not gate.has_kernels(torch.zeros(1))
     can_compile.cache_clear()

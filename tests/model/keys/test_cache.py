@@ -84,38 +84,6 @@ def test_reorder_follows_the_rows(name):
     assert gap(out, full[:, 6:]) < 1e-5
 
 
-@pytest.mark.parametrize("name", PRESETS)
-@torch.no_grad()
-def test_rows_of_any_length_share_a_cache(name):
-    """Prefilled alone, admitted to one cache, decoded together, one freed and replaced: each row as if alone."""
-    model = noisy(name)
-    prompts = [ids_of(model, 1, n, seed=n) for n in (3, 7, 5)]
-    tails = ids_of(model, 3, 4, seed=42)
-    cache = LoopCache(model.config, rows=3, capacity=8)
-
-    def admit(row: int, prompt: torch.Tensor) -> None:
-        alone = LoopCache(model.config)
-        model(prompt, past_key_values=alone)
-        cache.admit(row, alone)
-
-    for row, prompt in enumerate(prompts):
-        admit(row, prompt)
-    assert cache.row_lengths == [3, 7, 5]
-    for i in range(2):
-        out = model(tails[:, i : i + 1], past_key_values=cache).logits
-        for row, prompt in enumerate(prompts):
-            alone = model(torch.cat([prompt, tails[row : row + 1, : i + 1]], dim=1)).logits
-            assert gap(out[row, -1], alone[0, -1]) < 1e-5
-    cache.free(1)
-    newcomer = ids_of(model, 1, 6, seed=77)
-    admit(1, newcomer)
-    assert cache.row_lengths == [5, 6, 7]
-    out = model(tails[:, 2:4], past_key_values=cache).logits
-    texts = [torch.cat([prompts[0], tails[:1]], 1), torch.cat([newcomer, tails[1:2, 2:]], 1), torch.cat([prompts[2], tails[2:]], 1)]
-    for row, text in enumerate(texts):
-        assert gap(out[row], model(text).logits[0, -2:]) < 1e-5
-
-
 @torch.no_grad()
 def test_policies_and_their_slots():
     model = noisy("huginn-tiny")
@@ -212,8 +180,6 @@ def test_wrong_uses_are_named():
         model(ids[:1], past_key_values=cache)
     with pytest.raises(TypeError, match="writes by"):
         cache.update(ids, ids, 0)
-    with pytest.raises(ValueError, match="cannot admit"):
-        cache.admit(0, LoopCache(model.config, policy="last"))
     cache.reset()
     assert cache.length == 0
     assert not cache.is_initialized

@@ -18,7 +18,7 @@ from loopwright.training.objectives.jacobian import JacobianPenalty, JacobianPro
 from loopwright.training.rollout import Plan, rollout
 from tests.cases import golden_folders, noisy
 from tests.metrics.test_dual import NAMES
-from tests.model.test_block import stars_model
+from tests.model.test_layers import stars_model
 
 SMALL = {"hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2, "num_key_value_heads": 2}
 

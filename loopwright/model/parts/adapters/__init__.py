@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from loopwright.model.parts.adapters.controllers import BasisController
 from loopwright.model.parts.adapters.diagonal import Controller, StaticDiagonal
 from loopwright.model.parts.adapters.effects import Adapter, Site
 from loopwright.model.parts.adapters.tables import ABBA, HiRA, LowRank, SinusoidalStep
+from loopwright.model.parts.part import Sizes
 from loopwright.model.passes import STACKS
 from loopwright.schema import Kinds, build_kind, check_kind
-
-if TYPE_CHECKING:
-    from loopwright.model.config import LoopedConfig
 
 ADAPTERS = Kinds(
     "adapter",
@@ -42,7 +40,7 @@ def check_adapter(where: str, spec: Mapping[str, Any]) -> None:
         raise ValueError(f"{where} ({spec['kind']}): stack is {spec['stack']!r}; allowed: {', '.join(STACKS)}")
 
 
-def build_adapters(config: LoopedConfig) -> list[Adapter]:
+def build_adapters(config: Sizes) -> list[Adapter]:
     """Returns the adapters of a checked config, each under the name of its place."""
     adapters = [build_adapter(spec, config) for spec in config.adapters]
     for index, adapter in enumerate(adapters):
@@ -50,7 +48,7 @@ def build_adapters(config: LoopedConfig) -> list[Adapter]:
     return adapters
 
 
-def build_adapter(spec: Mapping[str, Any], config: LoopedConfig) -> Adapter:
+def build_adapter(spec: Mapping[str, Any], config: Sizes) -> Adapter:
     """Returns the adapter that a checked entry of `adapters` describes."""
     adapter: Adapter = build_kind(_plain(spec), ADAPTERS, Site(config, stack_of(spec)))
     adapter.stack = stack_of(spec)

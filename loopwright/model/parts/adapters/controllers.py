@@ -1,14 +1,12 @@
-"""How the controller sums up the state before it decides: one pooled vector per token, from the past alone.
+"""Controllers: adapters that read the state, pooled to one vector per token from the past alone, and the step.
 
-`prefix`: the mean over the document up to the token. `chunk`: that mean at the first token of the token's chunk.
+Poolings. `prefix`: the mean over the document up to the token. `chunk`: that mean at the first token of the token's chunk.
 `token`: the token itself. `none`: nothing, so that the controller knows the step alone, which is what the others are measured
 against. `sequence`: the mean over the whole row, which lets every token see the future; it exists to reproduce the Ouroboros
 paper, only where `leak_future` is set, and never in generation. The place says which running sum of the cache is meant: each step
 of the core and each reading of the coda has its own.
 
-What the controllers share: they pool the state, know the step, and may be told to forget at random while they train.
-
-Ouroboros' larger controller: both factors of every update are mixed from trained bases, by the pooled state and the step.
+`BasisController` is the larger one of Ouroboros: pooled state and step mix both factors of every update from trained bases.
 
     z = MLP([SiLU(W_p pool(s) + b); step embedding]),  c = H z + h,  A = Σ_n c_n A_n,  B = Σ_n c′_n B_n,  y += (alpha/rank) · B A x.
 
@@ -27,18 +25,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from loopwright.model.parts.adapters.effects import (
-    Adapter,
-    Effects,
-    Factored,
-    FactorTable,
-    Site,
-    chosen_shapes,
-    flat_outputs,
-    scale_of,
-)
+from loopwright.model.parts.adapters.effects import Adapter, Factored, FactorTable, Site, chosen_shapes, scale_of
 from loopwright.model.parts.part import LINEAR_INITS, StepIndex, start_linears, take
-from loopwright.model.passes import Pass, Place
+from loopwright.model.passes import Effects, Pass, Place, flat_outputs
 from loopwright.schema import check_number, check_whole, refuse_unknown
 
 Pool = Callable[[Tensor, str, Place, Pass, int], Tensor]
@@ -106,7 +95,7 @@ CHUNK = 64  # tokens of a chunk, where nothing is said
 
 
 class Conditioned(Adapter):
-    """An adapter that reads the pooled state. Abstract. `pooling` is causal unless it is "sequence" (see pooling.py).
+    """An adapter that reads the pooled state. Abstract. `pooling` is causal unless it is "sequence" (see above).
 
     `pool_norm` "rms" divides each token's state by its root mean square before it is pooled: in a residual stream a few tokens
     are far larger than the others, and their share in a mean changes with the length of the text. `init` is how its linear maps

@@ -14,22 +14,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from loopwright.kernels import launches
+from loopwright.kernels import gate
+from loopwright.kernels.gate import can_compile, is_plain, warn_once
 from loopwright.model.parts.adapters.controllers import CHUNK, Conditioned
-from loopwright.model.parts.adapters.effects import (
-    Adapter,
-    Effects,
-    Factored,
-    FactorTable,
-    Modulation,
-    Site,
-    chosen_shapes,
-    flat_outputs,
-    scale_of,
-)
+from loopwright.model.parts.adapters.effects import Adapter, Factored, FactorTable, Site, chosen_shapes, scale_of
 from loopwright.model.parts.part import StepIndex, take
-from loopwright.model.passes import Pass, Place
-from loopwright.model.quantised import is_plain
+from loopwright.model.passes import Effects, Modulation, Pass, Place, flat_outputs
 
 HOPPER = 9  # the kernels read whole blocks as no older card can, and were measured on no newer one
 # numbers of an input that make the kernels worth their launch, which takes the host longer than that of a product; then where
@@ -101,7 +91,7 @@ def kernel_dtype(x: Tensor, linears: Sequence[nn.Module], rank: int) -> torch.dt
     of derivatives may be asked for (attention is then told to do without its own kernels)."""
     if type(x) is not Tensor or not x.is_cuda or x.dim() != 3 or rank not in RANKS:
         return None
-    if x.numel() < (LEAST_REPLAYED if launches.free else LEAST):
+    if x.numel() < (LEAST_REPLAYED if gate.launches_are_free else LEAST):
         return None
     kind = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else x.dtype
     if kind not in (torch.bfloat16, torch.float16) or torch.cuda.get_device_properties(x.device).major != HOPPER:
@@ -114,12 +104,10 @@ def kernel_dtype(x: Tensor, linears: Sequence[nn.Module], rank: int) -> torch.dt
 
 def _can_launch(x: Tensor, linears: Sequence[nn.Module]) -> bool:
     """Says whether kernels can take the place of maps that run one by one: nobody looks on or asks for other derivatives."""
-    from loopwright.model.offer import can_compile, say_once
-
     if not torch.backends.cuda.flash_sdp_enabled() or derived_otherwise() or not all(_unwatched(linear, x) for linear in linears):
         return False
     if not can_compile():
-        say_once("adapters: modulated maps run by products: for their kernels install Triton and a C compiler (gcc, clang)")
+        warn_once("adapters: modulated maps run by products: for their kernels install Triton and a C compiler (gcc, clang)")
         return False
     return True
 

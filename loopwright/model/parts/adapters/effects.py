@@ -1,44 +1,23 @@
-"""What adapters do to one step: they shift the state, or add to a linear map or a whole branch.
-
-Adapters hand their effects to the block as arguments. Nothing is set on modules, so a forward has no hidden state.
-
-The maps an adapter can act on, and tables of factors for them.
-"""
+"""What every adapter is made of: the site it stands on, the maps it can act on, and tables of factors for them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from loopwright.model.parts.part import ABOVE_ZERO, ANY_NUMBER, Part, StepIndex, take
+from loopwright.model.parts.part import ABOVE_ZERO, ANY_NUMBER, Part, Sizes, StepIndex, take
 from loopwright.schema import check_whole, refuse_unknown
 
 if TYPE_CHECKING:
-    from loopwright.model.config import LoopedConfig
-    from loopwright.model.passes import Pass
+    from loopwright.model.passes import Effects, Pass
 
-
-# (layer, name of the linear map or branch, its input, its weight or None for a branch) → what to add, or None
-Update = Callable[[int, str, Tensor, Tensor | None], Tensor | None]
-# (layer, linear maps that share an input, that input [B, T, in], their outputs [B·T, out], added to in place, or None where they
-# are still to be made) → the outputs
-Modulation = Callable[[int, Mapping[str, nn.Module], Tensor, Sequence[Tensor] | None], Sequence[Tensor]]
 
 BRANCHES = ("attention", "mlp")
-
-
-@dataclass(frozen=True)
-class Effects:
-    """The effects of one adapter at one step; what is None does nothing."""
-
-    signal: Tensor | None = None
-    update: Update | None = None
-    modulate: Modulation | None = None
 
 
 class Adapter(Part):
@@ -79,57 +58,11 @@ class Adapter(Part):
         raise NotImplementedError
 
 
-class Adaptation:
-    """The effects of all adapters at one step, summed."""
-
-    def __init__(self, effects: Sequence[Effects]) -> None:
-        self.signals = [e.signal for e in effects if e.signal is not None]
-        self.updates = [e.update for e in effects if e.update is not None]
-        self.modulations = [e.modulate for e in effects if e.modulate is not None]
-
-    def shift(self, x: Tensor) -> Tensor:
-        """Returns the state that enters the core, with the step's signals added."""
-        for signal in self.signals:
-            x = x + signal
-        return x
-
-    def add(self, layer: int, name: str, x: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:
-        """Returns y, the output of `name` on x, plus every adapter's update of it."""
-        for update in self.updates:
-            more = update(layer, name, x, weight)
-            if more is not None:
-                y = y + more
-        return y
-
-
-def project(linears: Mapping[str, nn.Module], x: Tensor, layer: int, adapt: Adaptation | None) -> list[Tensor]:
-    """Returns what linear maps that share the input x [B, T, in] make of it, with the adapters' updates."""
-    if adapt is None or not (adapt.updates or adapt.modulations):
-        return [linear(x) for linear in linears.values()]
-    if adapt.modulations:
-        outputs: Sequence[Tensor] | None = None
-        for modulate in adapt.modulations:
-            outputs = modulate(layer, linears, x, outputs)
-        assert outputs is not None
-        ys = [y.unflatten(0, x.shape[:-1]) for y in outputs]
-    else:
-        ys = [linear(x) for linear in linears.values()]
-    weights = [getattr(linear, "weight", None) for linear in linears.values()]
-    return [adapt.add(layer, name, x, y, weight) for name, y, weight in zip(linears, ys, weights, strict=True)]
-
-
-def flat_outputs(linears: Mapping[str, nn.Module], x: Tensor) -> list[Tensor]:
-    """Returns what the maps make of a flat x [B·T, in], which are no views: what is added to them in place costs neither memory nor
-    a second pass."""
-    flat = x.flatten(0, -2)
-    return [linear(flat) for linear in linears.values()]
-
-
 @dataclass(frozen=True)
 class Site:
     """Where an adapter stands: a stack of a model."""
 
-    config: LoopedConfig
+    config: Sizes
     stack: str = "core"
 
     @property
@@ -143,7 +76,7 @@ class Site:
         return (self.config.max_steps or 0) if self.stack == "core" else 1
 
 
-def map_shapes(config: LoopedConfig) -> dict[str, tuple[int, int]]:
+def map_shapes(config: Sizes) -> dict[str, tuple[int, int]]:
     """Returns (out, in) of each linear map of a block and of its two branches."""
     width, inner = config.hidden_size, config.intermediate_size
     query, key = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim

@@ -15,17 +15,9 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Tensor, nn
 
-from loopwright.model.parts.adapters.effects import (
-    Adapter,
-    BiasTable,
-    Effects,
-    Site,
-    StepFactors,
-    chosen_shapes,
-    low_rank,
-    scale_of,
-)
+from loopwright.model.parts.adapters.effects import Adapter, BiasTable, Site, StepFactors, chosen_shapes, low_rank, scale_of
 from loopwright.model.parts.part import FIRST, StepIndex
+from loopwright.model.passes import Effects
 
 if TYPE_CHECKING:
     from loopwright.model.passes import Pass

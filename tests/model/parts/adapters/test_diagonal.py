@@ -9,9 +9,8 @@ from safetensors.torch import load_file
 import loopwright as lw
 from loopwright.checkpoints.families.ouroboros import TARGETS, renamed
 from loopwright.model.causal_lm import plain_config
-from loopwright.model.parts.adapters.effects import Adaptation, Effects
 from loopwright.model.parts.part import FIRST, StepIndex
-from loopwright.model.passes import Place
+from loopwright.model.passes import Adaptation, Effects, Place
 from loopwright.retrofitting.start import start_bases
 from tests.cases import gap, golden_folders, noisy
 from tests.checkpoints.layouts import Layout

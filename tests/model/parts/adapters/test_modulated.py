@@ -12,7 +12,7 @@ from tests.model.parts.adapters.modulated_maps import DTYPE, GROUPS, SCALE, cast
 
 need_triton()
 
-from loopwright.kernels.launches import free_launches  # noqa: E402
+from loopwright.kernels.gate import free_launches  # noqa: E402
 from loopwright.model.causal_lm import LoopedForCausalLM  # noqa: E402
 from loopwright.model.config import LoopedConfig  # noqa: E402
 from loopwright.model.parts.adapters import diagonal  # noqa: E402

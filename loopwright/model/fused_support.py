@@ -2,43 +2,23 @@
 
 from __future__ import annotations
 
-import os
-import warnings
 from collections.abc import Iterator
-from functools import cache
-from importlib.util import find_spec
-from shutil import which
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from loopwright.model.layers import MLP, Attention, Block, Residual
-from loopwright.model.norm import RMSNorm
+from loopwright.kernels.gate import OLDEST, can_compile, is_plain, warn_once
+from loopwright.model.layers import MLP, Attention, Block, Residual, RMSNorm
 from loopwright.model.passes import STACKS
-from loopwright.model.quantised import is_plain
 
 if TYPE_CHECKING:
     from loopwright.model.backbone import Backbone
-    from loopwright.model.parts.adapters.effects import Adaptation
+    from loopwright.model.passes import Adaptation
 
-OLDEST = (8, 0)  # compute capability: an older card has neither bfloat16 nor the memory for the kernels' tiles
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 WIDEST = 512  # in float32, of several tokens at once: tensor cores would round, and without them torch's products soon win
 KNOWN = {Block, Attention, MLP, Residual, RMSNorm, nn.Linear, nn.Identity}
-
-
-@cache
-def can_compile() -> bool:
-    """Says whether Triton is there, and the C compiler without which it starts nothing."""
-    return find_spec("triton") is not None and any(which(name) for name in (os.environ.get("CC", ""), "gcc", "clang") if name)
-
-
-def has_kernels(x: Tensor) -> bool:
-    """Returns whether what comes of x can run by kernels of ours: plain numbers on a GPU that is new enough, below float64."""
-    if not is_plain(x) or not x.is_cuda or x.dtype == torch.float64:
-        return False
-    return torch.cuda.get_device_capability(x.device) >= OLDEST and can_compile()
 
 
 def fused_stacks(model: Backbone, tokens: int) -> list[str]:
@@ -46,12 +26,12 @@ def fused_stacks(model: Backbone, tokens: int) -> list[str]:
     stacks = [stack for stack in STACKS if len(getattr(model, stack))]
     reason = no_kernels(model, tokens)
     if reason is not None:
-        say_once(f"decode: no fused kernels: {reason}")
+        warn_once(f"decode: no fused kernels: {reason}")
         return []
-    reasons = {stack: plain_because(model, stack) for stack in stacks}
+    reasons = {stack: unsupported_reason(model, stack) for stack in stacks}
     for stack, reason in reasons.items():
         if reason is not None:
-            say_once(f"decode: the {stack} runs without fused kernels: {reason}")
+            warn_once(f"decode: the {stack} runs without fused kernels: {reason}")
     return [stack for stack in stacks if reasons[stack] is None]
 
 
@@ -68,7 +48,7 @@ def no_kernels(model: Backbone, tokens: int) -> str | None:
     return None if can_compile() else "Triton and a C compiler (gcc, clang) must be installed"
 
 
-def plain_because(model: Backbone, stack: str) -> str | None:
+def unsupported_reason(model: Backbone, stack: str) -> str | None:
     """Returns what a stack has that no fused kernel does, or None."""
     if stack == "core" and model.config.layer_post_norm != "none":
         return f"layer_post_norm {model.config.layer_post_norm!r}"
@@ -98,11 +78,5 @@ def adapted(stack: str, adapt: Adaptation | None) -> bool:
     """Says whether adapters reach into the blocks of a stack, where no fused kernel lets them."""
     if adapt is None or not (adapt.updates or adapt.modulations):
         return False
-    say_once(f"decode: the {stack} runs without fused kernels: adapters inside its blocks")
+    warn_once(f"decode: the {stack} runs without fused kernels: adapters inside its blocks")
     return True
-
-
-@cache
-def say_once(text: str) -> None:
-    """Warns, once in a process."""
-    warnings.warn(text, stacklevel=2)

@@ -4,30 +4,30 @@ from __future__ import annotations
 
 import pytest
 
-from loopwright.kernels import launches
-from loopwright.kernels.launches import free_launches
+from loopwright.kernels import gate
+from loopwright.kernels.gate import free_launches
 
 
 def test_it_is_said_inside_alone() -> None:
-    assert not launches.free
+    assert not gate.launches_are_free
     with free_launches():
-        assert launches.free
+        assert gate.launches_are_free
         with free_launches():
             pass
-        assert launches.free
-    assert not launches.free
+        assert gate.launches_are_free
+    assert not gate.launches_are_free
 
 
 def test_an_error_inside_ends_it() -> None:
     with pytest.raises(ValueError, match="inside"), free_launches():
         raise ValueError("inside")
-    assert not launches.free
+    assert not gate.launches_are_free
 
 
 def test_two_threads_do_not_leave_it_on() -> None:
     one, two = free_launches(), free_launches()
     one.__enter__(), two.__enter__()
     one.__exit__(None, None, None)
-    assert launches.free, "the other is still inside"
+    assert gate.launches_are_free, "the other is still inside"
     two.__exit__(None, None, None)
-    assert not launches.free
+    assert not gate.launches_are_free

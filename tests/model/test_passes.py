@@ -1,4 +1,4 @@
-"""The loss shifts once; the weighted sum is one; what layers leave is what an independent model computes, in order."""
+"""A pass shows tensors to its tap, returns what an independent model computes, in order, and says which logits answer."""
 
 import math
 from functools import cache
@@ -11,9 +11,39 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import loopwright as lw
-from loopwright.model.passes import LoopedOutput, choosable, layer_outputs, next_token_loss, weighted_sum
+from loopwright.model.parts.halting import AdaptiveComputation, ExitGate, NoHalting
+from loopwright.model.parts.part import StepIndex
+from loopwright.model.passes import (
+    Expected,
+    LoopedOutput,
+    Pass,
+    Place,
+    check_select,
+    choosable,
+    next_token_loss,
+    pick,
+    readings_of,
+    weighted_sum,
+)
+from loopwright.model.presets import preset
+from loopwright.model.span import place_tokens
 from loopwright.model.taps import Recorder
 from tests.cases import SOME_TINY_CASES, gap, noisy
+
+
+def test_see_hands_over_name_and_place():
+    calls = []
+
+    def tap(name, value, *, stack, step, layer):
+        calls.append((name, stack, step, layer))
+        return value + 1
+
+    span = place_tokens(1, 2, torch.device("cpu"))
+    value = torch.zeros(1, 2, 3)
+    assert torch.equal(Pass(span, None, None, True, tap=tap).see("mlp", value, Place("coda", StepIndex(3, 3), 1)), value + 1)
+    assert calls == [("mlp", "coda", 3, 1)]
+    assert Pass(span, None, None, True).see("mlp", value, Place("coda", StepIndex(3, 3), 1)) is value
+
 
 BOTH = {"output_hidden_states": True, "output_attentions": True}
 
@@ -232,7 +262,7 @@ def test_the_config_decides_what_the_call_leaves_open():
     ids = ids_of(model, 1, 4)
     assert model(ids).hidden_states is not None and model(ids).attentions is None
     assert model(ids, output_hidden_states=False).hidden_states is None
-    assert layer_outputs(lw.preset("ouro-1.4b-tiny"), None, None) is None
+    assert lw.build("ouro-1.4b-tiny")._layer_outputs(None, None) is None
 
 
 @pytest.mark.parametrize("wrong", [96, -5])
@@ -248,3 +278,45 @@ def test_what_a_token_can_be_chosen_from(dtype: torch.dtype) -> None:
     rows = [[1, 2, 3], [most, -most, 0], [math.nan, 1, 2], [math.inf, 1, 2], [-math.inf, 1, 2], [0, 0, 0], [most, most, most]]
     assert choosable(torch.tensor(rows, dtype=dtype)).tolist() == [True, True, False, False, False, False, False]
     assert choosable(torch.zeros(2, 1, dtype=dtype)).tolist() == [True, True]  # a vocabulary of one
+
+
+CONFIG = preset("ouro-1.4b-tiny")
+NONE, GATE, ACT = NoHalting(CONFIG), ExitGate(CONFIG, threshold=0.6), AdaptiveComputation(CONFIG)
+
+
+@pytest.mark.parametrize(
+    ("select", "halting", "output_steps", "readings"),
+    [
+        ("last", NONE, False, [3]),
+        ("last", GATE, False, [3]),
+        ("last", ACT, True, [1, 2, 3]),
+        ("hub", GATE, False, [1, 2, 3]),
+        ("expected", GATE, False, [1, 2, 3]),
+        ("expected", ACT, False, [Expected(3)]),
+        ("expected", ACT, True, [1, 2, 3, Expected(3)]),
+    ],
+)
+def test_readings_of_a_rule(select, halting, output_steps, readings):
+    assert readings_of(select, halting, 3, output_steps) == readings
+
+
+def test_what_is_picked():
+    logits = [torch.full((1, 2, 4), float(t)) for t in range(3)]
+    probabilities = torch.tensor([[[0.7, 0.2, 0.1], [0.1, 0.4, 0.5]]])
+    assert pick(logits, None, "last", NONE, 0) is logits[-1]
+    assert torch.allclose(pick(logits, probabilities, "expected", GATE, 0)[0, :, 0], torch.tensor([0.4, 1.4]))
+    assert pick(logits, probabilities, "hub", GATE, 0)[0, :, 0].tolist() == [0.0, 2.0]
+    kept = [x[:, -1:] for x in logits]
+    assert pick(kept, probabilities, "hub", GATE, 1)[0, :, 0].tolist() == [2.0]
+
+
+def test_a_rule_that_the_model_cannot_follow_is_refused():
+    for select, halting, words in (
+        ("best", NONE, "allowed: last, hub, expected"),
+        ("expected", NONE, "needs learned halting"),
+        ("hub", ACT, "halting mixes states"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            check_select(select, halting)
+    check_select("hub", GATE)
+    check_select("expected", ACT)
