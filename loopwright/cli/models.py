@@ -12,18 +12,9 @@ from loopwright.cli.options import (
     Depth,
     Device,
     Dtype,
-    Gpu,
-    Gpus,
     Import,
-    InspectDtype,
     Json,
-    Link,
-    ModelOrRecipe,
-    Network,
-    PerNode,
     RowTokens,
-    TrainCost,
-    passed,
     preset_names,
     seed_of,
     whole,
@@ -31,59 +22,36 @@ from loopwright.cli.options import (
 
 
 def inspect(
-    model: ModelOrRecipe,
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL", help="A model's folder, a hub id (owner/name) or a preset's name.", autocompletion=preset_names
+        ),
+    ],
     overrides: Changes = None,
     depth: Depth = None,
     context: RowTokens = None,
-    batch: Annotated[int | None, typer.Option(callback=whole, help="Rows in a pass and in the cache. Default: 1.")] = None,
-    dtype: InspectDtype = None,
-    policy: Annotated[str | None, typer.Option(help="What the cache keeps: every step (default), last, or share(n).")] = None,
+    batch: Annotated[int, typer.Option(callback=whole, help="Rows in a pass and in the cache.")] = 1,
+    dtype: Dtype = "bf16",
+    policy: Annotated[str, typer.Option(help="What the cache keeps: every step, last, or share(n).")] = "every",
     tensors: Annotated[bool, typer.Option("--tensors", help="Print the state dict too: name, shape, dtype, parameters.")] = False,
-    worth: Annotated[bool, typer.Option("--advise", help="Print what steps are worth on text, by a published law.")] = False,
-    train: TrainCost = False,
-    gpus: Gpus = None,
-    gpu: Gpu = None,
-    per_node: PerNode = None,
-    link: Link = None,
-    network: Network = None,
     as_json: Json = False,
     imports: Import = None,
 ) -> None:
     """Show what a model is and costs: parameters by part, FLOPs, activation and cache bytes. Loads and allocates nothing.
-
-    With --train, show what training a recipe costs on several GPUs: memory on each and seconds an update, by DDP (a copy on each
-    GPU) and FSDP2 (a share of the parameters on each; kept: gathered once a batch, as `loopwright train` does; each step: gathered
-    anew whenever a layer runs). An estimate from FLOPs, bytes and bandwidths; docs/training.md says how near it comes.
 
     Examples:
 
     loopwright inspect ouro-1.4b --depth 4 --context 4096 --batch 8
 
     loopwright inspect huginn core_layers=8 injection.order=input-state --json
-
-    loopwright inspect ouro-1.4b --advise
-
-    loopwright inspect ouro-pretrain --train --gpus 8 remat=none
-
-    loopwright inspect huginn-pretrain --train --gpus 4096 --network 50
     """
     from loopwright.commands import inspect as verb
     from loopwright.commands.console import show
 
-    where = passed(gpus=gpus, gpu=gpu, per_node=per_node, link=link, network=network)
-    options = passed(batch=batch, dtype=dtype, policy=policy, tensors=tensors or None, worth=worth or None)
-    if train:
-        from loopwright.commands.inspect_train import inspect_train
-
-        if options:
-            raise typer.BadParameter(
-                "--batch, --dtype, --policy, --tensors and --advise do not go with --train: say batch=…, precision=…"
-            )
-        show(lambda: inspect_train(model, overrides or [], where=where, depth=depth, context=context), as_json)
-        return
-    if where:
-        raise typer.BadParameter(f"--{next(iter(where)).replace('_', '-')} needs --train, and a recipe in the place of the model")
-    show(lambda: verb.inspect(model, overrides or [], depth=depth, context=context, **options), as_json)
+    show(lambda: verb.inspect(
+        model, overrides or [], depth=depth, context=context, batch=batch, dtype=dtype, policy=policy, tensors=tensors,
+    ), as_json)  # fmt: skip
 
 
 def check(

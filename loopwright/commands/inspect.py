@@ -13,9 +13,7 @@ from loopwright.checkpoints.source import Source
 from loopwright.commands.console import console, find_config, table, warn_of_damage
 from loopwright.commands.device import find_dtype
 from loopwright.model import cost
-from loopwright.model.causal_lm import LoopedForCausalLM
 from loopwright.model.presets import PARTS_ALONE, PRESETS
-from loopwright.model.worth import MEASURED, PHI, PHI_TRUNCATED, Worth, advise_of, shares_of
 from loopwright.recipes import names
 from loopwright.retrofitting.surgery import freeze_base
 
@@ -30,10 +28,8 @@ def inspect(
     dtype: str = "bf16",
     policy: str = "every",
     tensors: bool = False,
-    worth: bool = False,
 ) -> dict[str, Any]:
-    """Prints what a model is and costs: parameters by part, FLOPs, bytes; where asked what its steps are worth, and its state dict.
-    Returns the numbers."""
+    """Prints what a model is and costs: parameters by part, FLOPs, bytes; where asked its state dict. Returns the numbers."""
     opened = Source(source)
     _refuse_recipe(opened)
     config = find_config(opened, overrides)
@@ -43,53 +39,22 @@ def inspect(
     if opened.is_preset and source.removesuffix("-tiny") in PARTS_ALONE:
         freeze_base(model)
     facts = cost.survey_of(model, depth=depth, context=context, batch=batch, dtype=find_dtype(dtype), policy=policy)
-    advice = _advice(model, facts["depth"]) if worth else {}
     rows = cost.tensors_of(model) if tensors else []
     out = console()
     out.print(Text.assemble((source, "bold"), f": {describe(config, facts['depth'])}"), soft_wrap=True)
     for one in (_parameter_table(facts), _flop_table(facts), _byte_table(facts)):
         out.print(one)
-    if worth:
-        out.print(_worth_table(advice))
-        out.print(_WHENCE, soft_wrap=True)
-        facts["worth"] = advice
     if tensors:
         out.print(_tensor_table(rows, facts["dtype"]))
         facts["tensors"] = rows
     return {"model": source, "summary": describe(config, facts["depth"]), **facts}
 
 
-_STEPS = (1, 2, 4, 8)  # those of the runs that the law was fitted to
-_WHENCE = (
-    f"Estimated by the law of arXiv 2604.21106 (φ = {PHI}; {PHI_TRUNCATED} with gradients through the last steps alone). It was "
-    f"fitted to models trained on text, each at its own depth, with 20 layers counted over all steps and at most {MEASURED} steps. "
-    "It is no measurement of this model, and does not hold for tasks whose answer takes many steps in a row. "
-    "docs/when-to-loop.md has what was measured here."
-)
-
-
-def _advice(model: LoopedForCausalLM, depth: int) -> dict[str, Any]:
-    config, (once, repeated) = model.config, shares_of(model)
-    most = config.max_steps if config.max_steps is not None and config.beyond_max_steps == "refuse" else None
-    depths = sorted({depth, *(step for step in _STEPS if most is None or step <= most)})
-    return {"once": once, "repeated": repeated, "phi": PHI, "depths": [vars(one) for one in advise_of(model, depths)]}
-
-
-def _worth_table(advice: Mapping[str, Any]) -> Table:
-    own, repeated = advice["once"] + advice["repeated"], advice["repeated"]
-    title = f"steps on text: {own:,} parameters without embedding and head, {repeated:,} of them run at every step"
-    filled = table(title, "depth", "same loss as a plain model of", "same FLOPs as a plain model of")
-    for one in advice["depths"]:
-        beyond = "" if Worth(**one).measured else " (beyond the law's runs)"
-        filled.add_row(f"{one['depth']}{beyond}", f"{one['equal_loss']:,}", f"{one['equal_flops']:,}")
-    return filled
-
-
 def _refuse_recipe(source: Source) -> None:
     """Raises a ValueError where a recipe stands in the place of a model, unless a preset or a folder has its name."""
     shipped = source.name in names() and not source.path.exists() and source.name not in PRESETS
     if shipped or (source.path.suffix in (".yaml", ".yml") and source.path.is_file()):
-        raise ValueError(f"model: {source.name!r} is a recipe; give --train to see what training it costs")
+        raise ValueError(f"model: {source.name!r} is a recipe; give a model's folder, a hub id or a preset's name")
 
 
 def _parameter_table(facts: Mapping[str, Any]) -> Table:

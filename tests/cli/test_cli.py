@@ -46,15 +46,8 @@ def test_the_list_of_verbs(capsys: pytest.CaptureFixture[str]) -> None:
         (["inspect", "huginn", "--batch", "-1"], "batch must be a whole number >= 1 (got -1)"),
         (["inspect", "stars-addition", "--context", "513"], "learned positions end"),
         (["inspect", "huginn", "--policy", "some"], "unknown policy 'some'"),
-        (
-            ["inspect", "ouro-pretrain", "--train", "--batch", "1"],
-            "--tensors and --advise do not go with --train",
-        ),
-        (["inspect", "ouro-pretrain", "--train", "--dtype", "bf16"], "do not go with --train: say batch=…, precision=…"),
-        (["inspect", "huginn", "--gpus", "8"], "--gpus needs --train"),
-        (["inspect", "ouro-pretrain", "--train", "--advise"], "--advise do not go with --train"),
-        (["inspect", "ouro-pretrain"], "model: 'ouro-pretrain' is a recipe; give --train to see what training it costs"),
-        (["inspect", str(RECIPES / "ouro-pretrain.yaml")], "ouro-pretrain.yaml' is a recipe; give --train"),
+        (["inspect", "ouro-pretrain"], "model: 'ouro-pretrain' is a recipe; give a model's folder, a hub id or a preset's name"),
+        (["inspect", str(RECIPES / "ouro-pretrain.yaml")], "ouro-pretrain.yaml' is a recipe; give a model's folder"),
         (["inspect", "./no/such/folder"], "no such folder"),
         (["check", "./no/such/folder"], "no such folder"),
         (["generate", "./no/such/folder", "hello"], "no such folder"),
@@ -65,7 +58,7 @@ def test_the_list_of_verbs(capsys: pytest.CaptureFixture[str]) -> None:
         (["retrofit", "nothere", "out"], "retrofit: 'nothere' is no folder; allowed: the folder of a model or a run"),
         (["evaluate", "nothere"], "evaluate: 'nothere' is no folder; allowed: the folder of a model or a run, or a hub id"),
         (["evaluate", "runs/nosuch"], "evaluate: runs/nosuch: there is no such folder; allowed: the folder of a run"),
-        (["evaluate", "tests"], "evaluate: tests holds no run (no recipe.yaml) with data of its own; give data= (--data RECIPE"),
+        (["evaluate", "docs"], "evaluate: docs holds no run (no recipe.yaml) with data of its own; give data= (--data RECIPE"),
         (["inspect", "~nosuchuser/x"], "~nosuchuser/x: there is no such folder (~ names a user"),
         (["train", "~nosuchuser/x"], "~nosuchuser/x: there is no such folder (~ names a user"),
         (["inspect", "huginn-tiny", "dtype=rotary"], "dtype is 'rotary'; allowed: float32"),
@@ -77,7 +70,7 @@ def test_the_list_of_verbs(capsys: pytest.CaptureFixture[str]) -> None:
         (["inspect", "huginn-tiny", ".".join("a" * 5000) + "=1"], "levels; allowed: at most 20"),
         (["check", "huginn-tiny", "--seed", "99999999999999999999"], "a seed must be >= 0 and < 2**63 (got 99999999999999999999)"),
         (["inspect", "huginn-tiny", "--batch", "99999999999999999999"], "99999999999999999999 has more than 32 bits"),
-        (["evaluate", "tests", "--data", "demo-stable", "--depths", "1:99999999"], "allowed: depths of at most 1,000,000"),
+        (["evaluate", "docs", "--data", "demo-stable", "--depths", "1:99999999"], "allowed: depths of at most 1,000,000"),
         (["evaluate", "nothere", "--data", "demo-stable"], "evaluate: 'nothere' is no folder; allowed: the folder of a model"),
         (["evaluate", "huginn", "--data", "demo-stable"], "evaluate: 'huginn' is a preset, which has no trained weights"),
         (["inspect", "huginn", "depht=3"], "did you mean 'depth'"),
@@ -138,7 +131,7 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_module_runs_as_a_program() -> None:
-    command = [sys.executable, "-m", "loopwright.cli", "inspekt", "huginn"]  # a mistake that loads nothing heavy
+    command = [sys.executable, "-m", "loopwright", "inspekt", "huginn"]  # a mistake that loads nothing heavy
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert done.stderr.startswith("loopwright: No such command 'inspekt'") and done.stderr.count("\n") == 1 and not done.stdout

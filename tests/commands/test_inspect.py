@@ -87,7 +87,7 @@ def test_inspect_reads_no_weights(folder: Path, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("name", ["ouro-1.4b-tiny", "asura-tiny"])
 def test_inspect_builds_a_model_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beside it, for its advice, the models whose tables end earlier; what else is built has no core."""
+    """What else is built has no core."""
     built: list[int | None] = []
 
     def build(model: lw.LoopedForCausalLM, config: lw.LoopedConfig) -> None:
@@ -96,18 +96,5 @@ def test_inspect_builds_a_model_once(name: str, monkeypatch: pytest.MonkeyPatch)
 
     init = lw.LoopedForCausalLM.__init__
     monkeypatch.setattr(lw.LoopedForCausalLM, "__init__", build)
-    inspect(name, worth=True, tensors=True)
-    most = lw.preset(name).max_steps
-    assert built == [most, *range(1, most or 1)]
-
-
-def test_advice_names_the_plain_models_of_equal_loss_and_equal_cost(capsys: pytest.CaptureFixture[str]) -> None:
-    advice = inspect("ouro-1.4b", depth=16, worth=True)["worth"]
-    printed = capsys.readouterr().out
-    assert [one["depth"] for one in advice["depths"]] == [1, 2, 4, 8, 16]
-    for one in advice["depths"]:
-        assert one["equal_loss"] == round(advice["once"] + one["depth"] ** 0.46 * advice["repeated"])
-        assert f" {one['equal_loss']:,} " in printed and f" {one['equal_flops']:,} " in printed
-    assert printed.count("beyond the law's runs") == 1 and "2604.21106" in printed
-    assert [one["depth"] for one in inspect("asura-tiny", worth=True)["worth"]["depths"]] == [1, 2, 3]  # it has no step beyond
-    assert "worth" not in inspect("asura-tiny")
+    inspect(name, tensors=True)
+    assert built == [lw.preset(name).max_steps]
