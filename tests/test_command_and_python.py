@@ -12,7 +12,7 @@ import pytest
 import loopwright as lw
 from loopwright import measuring
 from loopwright.cli import main
-from loopwright.commands.console import plain
+from loopwright.cli.console import plain
 from loopwright.data.build import build_data
 from loopwright.evaluation.likelihood import NOT_A_LIKELIHOOD
 from loopwright.schema import write_yaml

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Callable
+from functools import wraps
+from typing import Annotated, Any
 
 import typer
 
@@ -21,6 +23,18 @@ def seed_of(value: int | None) -> int | None:
     if value is not None and not 0 <= value < 2**63:
         raise typer.BadParameter(f"a seed must be >= 0 and < 2**63 (got {value})")
     return value
+
+
+def with_json(verb: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a verb that prints for people, or with `as_json` what it returns as JSON, and nothing else on stdout."""
+
+    @wraps(verb)
+    def run(*words: Any, as_json: bool = False, **options: Any) -> Any:
+        from loopwright.cli.console import show
+
+        return show(lambda: verb(*words, **options), as_json)
+
+    return run
 
 
 def draft_of(value: str | None) -> int | str | None:

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from loopwright import cli
-from loopwright.commands import presets
+from loopwright.model import cost
 from loopwright.recipes import FOLDER as RECIPES
 from tests.cli.exit_codes import run
 
@@ -100,7 +100,7 @@ def test_no_arguments_show_the_help(monkeypatch: pytest.MonkeyPatch, capsys: pyt
 
 
 def test_an_error_of_ours_is_one_line_and_another_code(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(presets, "presets", lambda: {}["kind"])
+    monkeypatch.setattr(cost, "parameters", lambda config: {}["kind"])
     assert run("presets") == 70
     printed = capsys.readouterr().err
     assert printed.startswith("loopwright: an error that nobody foresaw: KeyError: 'kind'; the traceback is in ")
@@ -108,19 +108,19 @@ def test_an_error_of_ours_is_one_line_and_another_code(monkeypatch: pytest.Monke
 
 
 def test_an_interrupt_is_quiet(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def interrupted() -> None:
+    def interrupted(config: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(presets, "presets", interrupted)
+    monkeypatch.setattr(cost, "parameters", interrupted)
     assert run("presets") == 130
     assert capsys.readouterr().err == ""
 
 
 def test_a_long_message_is_still_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def wrong() -> None:
+    def wrong(config: object) -> None:
         raise ValueError("first: wrong\n  second: wrong too")
 
-    monkeypatch.setattr(presets, "presets", wrong)
+    monkeypatch.setattr(cost, "parameters", wrong)
     assert run("presets") == 2
     assert capsys.readouterr().err == "loopwright: first: wrong second: wrong too\n"
 
