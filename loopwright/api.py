@@ -69,7 +69,7 @@ def train(
     specs = {name: dict(part) for name, part in parts.items() if isinstance(part, Mapping)}
     objects = {name: part for name, part in parts.items() if part is not None and name not in specs}
     _check_objects(objects, on_update)
-    placeholders = {name: {"kind": "given", "what": f"the {name} ({_told(part)})"} for name, part in objects.items()}
+    placeholders = {name: {"kind": "given", "what": f"the {name} ({_describe(part)})"} for name, part in objects.items()}
     plain, name = _plain(recipe)
     chosen = make_recipe({**plain, **specs, **placeholders})
     folder = Path(out) if out is not None else Path("runs") / name
@@ -118,12 +118,12 @@ def evaluate(
         on_start, on_report, on_progress: called with what will be measured, before the work; with each name and report; and with a
             name, what is done of it and how much there is.
     """
-    asked = EvaluationOptions(
+    options = EvaluationOptions(
         depths, rows, batch, data, splits, decode, text, tokenizer, context, field, teacher_forced, honest, exit, time, state_seeds,
         tasks, task_data, shots, asking,
     )  # fmt: skip
     hooks, opened = Hooks(on_start, on_report, on_progress), Opened(model, "evaluate", device, dtype, checkpoint)
-    return by_depth(opened, asked, hooks) if tasks is None else by_task(opened, asked, hooks)
+    return by_depth(opened, options, hooks) if tasks is None else by_task(opened, options, hooks)
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ def compare(
     `depths` is one depth for both, or a pair; default: each model's own. A model that is named, not given, is opened on `device`.
     One that sees the future is refused: who is better could not be said.
     """
-    asked = EvaluationOptions(data=data, text=text, tokenizer=tokenizer, splits=splits, rows=rows, batch=batch, context=context)
+    options = EvaluationOptions(data=data, text=text, tokenizer=tokenizer, splits=splits, rows=rows, batch=batch, context=context)
     one, two = (Opened(model, "compare", device) for model in (first, second))
     if data is None and text is None and one.recipe is None:
         raise ValueError("compare: give data= (--data RECIPE: rows with answers) or text= (--text: files of running text)")
@@ -178,19 +178,22 @@ def compare(
         raise ValueError(f"depths: {pair}; give one depth for both, or a pair")
     configs = [opened.config for opened in (one, two)]
     # a dense model has one depth, which is shown as 1
-    at = [c.check_depth(depth if c.is_looped or depth != 1 else None) for c, depth in zip(configs, pair, strict=True)]
+    steps = [c.check_depth(depth if c.is_looped or depth != 1 else None) for c, depth in zip(configs, pair, strict=True)]
     if text is not None:
-        words = tokenizer if tokenizer is not None else _shared_words(one, two)
-        measured = [by_depth(o, replace(asked, depths=[d], tokenizer=words), Hooks()) for o, d in zip((one, two), at, strict=True)]
-        mine, theirs = (cast(Mapping[str, HeldOut], found.reports) for found in measured)
+        shared = tokenizer if tokenizer is not None else _shared_tokenizer(one, two)
+        measured = [
+            by_depth(opened, replace(options, depths=[step], tokenizer=shared), Hooks())
+            for opened, step in zip((one, two), steps, strict=True)
+        ]
+        mine, theirs = (cast(Mapping[str, HeldOut], each.reports) for each in measured)
         return Comparison(one.name, two.name, tuple(compare_texts(report, theirs[name]) for name, report in mine.items()))
     chosen = one.rows_of(data)
     for opened in (one, two):
-        check_fit(chosen, opened.model, opened.name, opened.words)
+        check_fit(chosen, opened.model, opened.name, opened.tokenizer)
     with fitting_threads(one.model):
         results = compare_rows(
-            one.model, two.model, parts_of(chosen, asked.splits, rows),
-            depths=(at[0], at[1]), exact=chosen.exact, batch_size=batch or BATCH, names=(one.name, two.name),
+            one.model, two.model, parts_of(chosen, options.splits, rows),
+            depths=(steps[0], steps[1]), exact=chosen.exact, batch_size=batch or BATCH, names=(one.name, two.name),
         )  # fmt: skip
     return Comparison(one.name, two.name, tuple(results))
 
@@ -206,7 +209,7 @@ def _check_objects(objects: Mapping[str, Any], on_update: object) -> None:
             raise TypeError(f"{name}: must be callable (got {type(part).__name__})")
 
 
-def _told(part: Any) -> str:
+def _describe(part: Any) -> str:
     """Returns what the recipe says of an object; of data enough to notice that a resumed run has been given another."""
     if not isinstance(part, Splits):
         return type(part).__name__
@@ -216,15 +219,15 @@ def _told(part: Any) -> str:
     return f"Splits of {rows} rows, {digest}"
 
 
-def _shared_words(one: Opened, two: Opened) -> str | Path:
+def _shared_tokenizer(one: Opened, two: Opened) -> str | Path:
     """Returns the tokenizer of two models, which must be one: losses per token of different tokens are not comparable."""
-    words = one.words()
-    if not two.bare and Tokenizer(words).fingerprint != Tokenizer(two.words()).fingerprint:
+    place = one.tokenizer()
+    if not two.bare and Tokenizer(place).fingerprint != Tokenizer(two.tokenizer()).fingerprint:
         raise ValueError(
             f"compare: {one.name} and {two.name} have different tokenizers, so their losses per token cannot be compared; "
             "where both were trained with one, give it: --tokenizer, or tokenizer= in Python"
         )
-    return words
+    return place
 
 
 def _plain(recipe: Recipe | Mapping[str, Any] | str | Path) -> tuple[dict[str, Any], str]:

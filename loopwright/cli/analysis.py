@@ -67,7 +67,7 @@ class AnalysisPlan:
 
 def analyze(
     source: str,
-    asked: PromptOptions,
+    options: PromptOptions,
     *,
     depth: int | None = None,
     compare: str | None = None,
@@ -94,15 +94,15 @@ def analyze(
         check_seeded(opened.config, "state_seed", state_seed)
     if other is not None and other.config.is_looped:
         raise ValueError(f"compare: {compare} is looped; allowed: a dense model, whose layers run once")
-    prompts = read_own(opened, asked) if asked.prompts == VALID else read_given(asked)
+    prompts = read_own(opened, options) if options.prompts == VALID else read_given(options)
     run, plan = RunFolder(out or f"runs/analyze-{Path(source).name}"), AnalysisPlan(batch, pairs, where, kind)
     run.check_out("analyze")
     need_writable("analyze", run.traces, run.metrics, run.figures)
     # a compared model is looked at hours before its turn
-    opening = opening_of(opened, asked)
+    opening = opening_of(opened, options)
     limits = replace(limits, skip=len(opening))
-    rows = [rows_of(opened, prompts, tokenizer=asked.tokenizer, opening=opening)]
-    rows.append([] if other is None else rows_of(other, prompts, "the compared model", opening=opening_of(other, asked)))
+    rows = [rows_of(opened, prompts, tokenizer=options.tokenizer, opening=opening)]
+    rows.append([] if other is None else rows_of(other, prompts, "the compared model", opening=opening_of(other, options)))
     check_memory(opened, rows[0], plan, depth)
     if other is not None:
         check_memory(other, rows[1], plan, None)
@@ -115,7 +115,7 @@ def analyze(
         write_json(run.metrics / "analysis-dense.json", dense)
         drawn_from += " and analysis-dense.json"
     _tell(summary, dense)
-    words = _reader(opened, asked.tokenizer)
+    words = _reader(opened, options.tokenizer)
     page = write_analysis(
         summary, run.path,
         dense=dense, footer=f"Drawn from {drawn_from}.", said=said_by_depth(summary, prompts, words), made=_made(prompts, words),
@@ -170,27 +170,27 @@ def _made(prompts: Sequence[Prompt], words: Any) -> list[tuple[str, str]]:
     return [*how_made(), ("prompts", shown + more)]
 
 
-def read_given(asked: PromptOptions) -> list[Prompt]:
+def read_given(options: PromptOptions) -> list[Prompt]:
     """Returns the prompts of a file, a set or a text, at most as many as were asked for."""
-    prompts = read_prompts(asked.prompts, data=asked.data)
-    return [prompts[i] for i in _choose(len(prompts), asked)]
+    prompts = read_prompts(options.prompts, data=options.data)
+    return [prompts[i] for i in _choose(len(prompts), options)]
 
 
-def _choose(total: int, asked: PromptOptions) -> list[int]:
-    chosen = drawn(total, asked.examples, asked.seed)
+def _choose(total: int, options: PromptOptions) -> list[int]:
+    chosen = drawn(total, options.examples, options.seed)
     if len(chosen) < total:
-        console().print(f"prompts: {len(chosen)} of {total:,}, drawn by seed {asked.seed} (--examples takes more)", markup=False)
+        console().print(f"prompts: {len(chosen)} of {total:,}, drawn by seed {options.seed} (--examples takes more)", markup=False)
     return chosen
 
 
-def read_own(source: Source, asked: PromptOptions) -> list[Prompt]:
+def read_own(source: Source, options: PromptOptions) -> list[Prompt]:
     """Returns validation rows of a run folder as token ids, without their padding and their answers."""
     if source.run is None or source.recipe is None or "data" not in source.recipe:
         raise ValueError(
             f"prompts: {source.name} holds no run (no recipe.yaml with data), so no validation rows; give a file, a set or a text"
         )
     splits = build_data(source.recipe["data"], source.run.data)
-    batch = splits.valid.batch(_choose(len(splits.valid), asked))
+    batch = splits.valid.batch(_choose(len(splits.valid), options))
     rows = [(ids[real], labels[real]) for ids, labels, real in zip(batch.input_ids, batch.labels, batch.valid, strict=True)]
     return [ids.tolist() for ids, _ in rows] if splits.in_place else questions(rows)
 
@@ -207,16 +207,16 @@ def questions(rows: Sequence[tuple[Tensor, Tensor]]) -> list[Prompt]:
     return [row[: start + alike] for row, start in zip(ids, first, strict=True)]
 
 
-def opening_of(source: Source, asked: PromptOptions) -> list[int]:
+def opening_of(source: Source, options: PromptOptions) -> list[int]:
     """Returns the tokens of the system prompt, with what the tokenizer opens any text with; none where none is asked for."""
-    if asked.system is None:
-        if asked.padded:
+    if options.system is None:
+        if options.padded:
             raise ValueError("pad-system: there is no system prompt to pad; give --system TEXT")
         return []
-    text = system_text(asked.system)
-    words: Any = open_tokenizer(source, asked.tokenizer)
+    text = system_text(options.system)
+    words: Any = open_tokenizer(source, options.tokenizer)
     ids = token_ids(words, f"{text.rstrip()}\n\n")
-    if not asked.padded:
+    if not options.padded:
         return ids
     pad = words.eos_token_id if words.pad_token_id is None else words.pad_token_id
     return [i if i == words.bos_token_id else pad for i in ids]
@@ -257,11 +257,11 @@ def _study(
         def tell(what: str, done: int, total: int) -> None:
             bar.update(task, completed=done, total=total, description=f"{subject.name}: {what}")
 
-        asked = depth if model.config.is_looped else None
-        tell_wait(model, asked, rows=min(plan.batch, len(rows)), length=max(map(len, rows)))
+        steps = depth if model.config.is_looped else None
+        tell_wait(model, steps, rows=min(plan.batch, len(rows)), length=max(map(len, rows)))
         return study(
             subject, folder,
-            depth=asked, batch=plan.batch, pairs=plan.pairs, edit=edit, edited=edited, limits=limits, progress=tell,
+            depth=steps, batch=plan.batch, pairs=plan.pairs, edit=edit, edited=edited, limits=limits, progress=tell,
         )  # fmt: skip
 
 

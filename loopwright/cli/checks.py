@@ -39,13 +39,13 @@ def check_model(
         report = conformance.check(model, progress=lambda one: bar.update(task, advance=1, description=one))
     out.print(report.table())
     if not opened.is_preset:
-        out.print(_said_of_files(opened), markup=False)
+        out.print(_describe_files(opened), markup=False)
     counts = _counts(report.rows)
     out.print(f"{name}: {counts[True]} passed, {counts[False]} failed, {counts[None]} not offered")
     return {name: report}
 
 
-def _said_of_files(source: Source) -> str:
+def _describe_files(source: Source) -> str:
     if source.has_manifest:
         return f"files: as {MANIFEST} says they were written (size and sha256)"
     return f"files: there is no {MANIFEST} in {source.folder}, so that nothing says whether they are as they were written"

@@ -82,7 +82,7 @@ class RunningText:
 
 
 @dataclass(frozen=True)
-class Wishes:
+class ChatOptions:
     """How to answer. The commands change depth and sampling."""
 
     depth: int | None
@@ -96,11 +96,11 @@ class Wishes:
 class ChatSession:
     """A model, a conversation with it, and the engine that answers, which keeps the keys of what was said."""
 
-    def __init__(self, model: LoopedForCausalLM, tokenizer: Any, wishes: Wishes, context: int | None = None) -> None:
+    def __init__(self, model: LoopedForCausalLM, tokenizer: Any, options: ChatOptions, context: int | None = None) -> None:
         room = None if model.config.positions == "none" else model.config.max_position_embeddings
         if context is not None and (context < 2 or (room is not None and context > room)):
             raise ValueError(f"context must be >= 2 and at most {room}, the positions of the model (got {context})")
-        self.model, self.tokenizer, self.wishes = model, tokenizer, wishes
+        self.model, self.tokenizer, self.options = model, tokenizer, options
         self.context = min(CONTEXT, room or CONTEXT) if context is None else context
         self.engine: Engine | None = None
         self.reset()
@@ -129,11 +129,11 @@ class ChatSession:
             depth = _number(name, value, int) if value else None
             self.model.config.check_depth(depth)
             self.close()  # its keys are sized for a depth
-            self.wishes = replace(self.wishes, depth=depth)
+            self.options = replace(self.options, depth=depth)
             tell_wait(self.model, depth)
         elif name == "temperature":
-            sampling = replace(self.wishes.sampling, temperature=_number(name, value, float))
-            self.wishes = replace(self.wishes, sampling=sampling)
+            sampling = replace(self.options.sampling, temperature=_number(name, value, float))
+            self.options = replace(self.options, sampling=sampling)
         elif name == "help":
             say("\n".join(COMMANDS.values()))
         else:
@@ -145,21 +145,21 @@ class ChatSession:
         prompt = self.conversation.prompt(line)
         if not prompt:
             return
-        asked = self.wishes.max_new_tokens
-        if asked is None:
-            asked = new_tokens(self.model, len(prompt), NEW_TOKENS)
-        allowed = min(asked, self.context - len(prompt))
+        wanted = self.options.max_new_tokens
+        if wanted is None:
+            wanted = new_tokens(self.model, len(prompt), NEW_TOKENS)
+        allowed = min(wanted, self.context - len(prompt))
         if allowed < 1:
             raise ValueError(f"the conversation has {len(prompt)} tokens and its context {self.context}; /reset starts anew")
-        steps, rule, begin = self.model.config.check_depth(self.wishes.depth), self.wishes.exit, time.perf_counter()
+        steps, rule, begin = self.model.config.check_depth(self.options.depth), self.options.exit, time.perf_counter()
         if self.engine is None:
             readings = 1 if rule is None else steps
             self.engine = Engine(
-                self.model, self.tokenizer, max_rows=1, max_tokens=self.context, depth=self.wishes.depth, readings=readings
+                self.model, self.tokenizer, max_rows=1, max_tokens=self.context, depth=self.options.depth, readings=readings
             )
         request = self.engine.submit(
-            prompt, depth=self.wishes.depth, max_new_tokens=allowed, seed=self.wishes.seed, state_seed=self.wishes.state_seed,
-            exit=rule, **vars(self.wishes.sampling),
+            prompt, depth=self.options.depth, max_new_tokens=allowed, seed=self.options.seed, state_seed=self.options.state_seed,
+            exit=rule, **vars(self.options.sampling),
         )  # fmt: skip
         pieces = TextPieces(self.tokenizer, stream_out)
         pieces.put(torch.tensor([prompt]))
@@ -175,7 +175,7 @@ class ChatSession:
         pieces.end()
         print(flush=True)
         self.conversation.keep(line, prompt, tokens)
-        ended = self.context if len(tokens) == allowed < asked else None
+        ended = self.context if len(tokens) == allowed < wanted else None
         depth = steps if self.model.config.is_looped else None
         cost = Statistics(len(prompt), len(tokens), time.perf_counter() - begin, depth, ended)
         taken = "" if rule is None else f"; {sum(request.depths) / max(1, len(request.depths)):.2f} steps a token"
@@ -210,7 +210,7 @@ def chat(
     model = open_model(opened, kind, where)
     if state_seed is not None:
         checked_seed(model, state_seed)
-    session = ChatSession(model, words, Wishes(depth, sampling or Sampling(), max_new_tokens, seed, state_seed, rule), context)
+    session = ChatSession(model, words, ChatOptions(depth, sampling or Sampling(), max_new_tokens, seed, state_seed, rule), context)
     if lines is None and sys.stdin.isatty():
         say("/help lists the commands; Ctrl-D ends")
     with fitting_threads(model), contextlib.closing(session):

@@ -76,18 +76,18 @@ def retrofit(
     opened.need_weights("retrofit")
     check_replaceable(out)
     find_config(opened)  # what no family has is said before the tokenizer is asked
-    tongue = opened.tokenizer()
+    tokenizer = opened.tokenizer()
     candidates, weights = (
-        None if file is None else read_ids(file, tongue, TOKENS if tokens is None else tokens) for file in (search_text, text)
+        None if file is None else read_ids(file, tokenizer, TOKENS if tokens is None else tokens) for file in (search_text, text)
     )
-    with _doing("loading"):
+    with _progress("loading"):
         dense = open_model(opened, kind, where)
     with fitting_threads(dense):
         if candidates is not None:
             plan = replace(plan, layout=_searched(dense, candidates, plan, by or BY, 1 if search_depth is None else search_depth))
-        with _doing("converting"):
+        with _progress("converting"):
             looped = convert(dense, plan, seed=seed, input_ids=weights)
-        with _doing("comparing"):
+        with _progress("comparing"):
             gaps = start_gaps(looped.model, dense, sorted({1, looped.model.config.depth}))
     _check_finite(gaps, dtype)
     printer.print(layout_table(looped.layout, len(source_layers(dense))))
@@ -95,12 +95,12 @@ def retrofit(
     printer.print(_parameter_table(counts))
     if looped.reconstructions:
         printer.print(_reconstruction_table(looped.reconstructions))
-    printer.print(said_of(system, plan), soft_wrap=True)
+    printer.print(describe_start(system, plan), soft_wrap=True)
     for name, by_depth in gaps.items():
         listed = ", ".join(f"{gap:.1e} at depth {depth}" for depth, gap in by_depth.items())
         printer.print(f"largest difference of logits to the {name} model: {listed}")
-    with _doing("writing"):
-        save(looped.model, out, tongue, about=card_sections(source, command, looped, gaps))
+    with _progress("writing"):
+        save(looped.model, out, tokenizer, about=card_sections(source, command, looped, gaps))
     printer.print(f"written: {out}", markup=False, soft_wrap=True)
     said = {"layout": looped.layout, "parameters": counts, "reconstructions": looped.reconstructions, "differences": gaps}
     return {"system": system, **said, "written": out}
@@ -146,20 +146,20 @@ def _check_finite(gaps: Mapping[str, Mapping[int, float]], dtype: str) -> None:
 
 
 @contextmanager
-def _doing(what: str) -> Iterator[None]:
+def _progress(what: str) -> Iterator[None]:
     with progress() as bar:
         bar.add_task(what, total=None)
         yield
 
 
-def read_ids(text: str, tongue: Any, tokens: int) -> torch.Tensor:
+def read_ids(text: str, tokenizer: Any, tokens: int) -> torch.Tensor:
     """Returns the first tokens of a file of text or JSON lines as rows of equal length."""
     check_whole("tokens", tokens, 2)
     ids: list[int] = []
     for record in Files(text):
         content = text_field(record, "text") or ""
         try:
-            ids += tongue(content, add_special_tokens=False, verbose=False)["input_ids"]
+            ids += tokenizer(content, add_special_tokens=False, verbose=False)["input_ids"]
         except Exception as error:  # a small vocabulary, such as a task's symbols, has no token for everything
             raise ValueError(
                 f"{record[0]}: a text has no tokens in the model's tokenizer ({first_line(error)}); give a text in its vocabulary"
@@ -273,11 +273,11 @@ def _reconstruction_table(found: Sequence[Reconstruction]) -> Table:
     return rows
 
 
-def said_of(system: str, plan: RetrofitPlan) -> str:
+def describe_start(system: str, plan: RetrofitPlan) -> str:
     """Returns what a system says of itself, for the system as named alone, and of its start, as far as it holds for a plan."""
     promise = promised(system, plan)
     if promise is None:
-        return f"{system}: changed in its parts, so that its word on the start does not hold; what was measured:"
+        return f"{system}: changed in its parts, so the stated initial equality no longer applies; what was measured:"
     named = plan == make_plan(system, {})
     start = f"{system}: {promise.about};" if named else f"{system}, changed:"
     if promise.equals == "none":

@@ -10,7 +10,7 @@ import torch
 from safetensors import SafetensorError
 
 import loopwright as lw
-from loopwright.cli.conversion import read_ids, retrofit, said_of, spelled
+from loopwright.cli.conversion import describe_start, read_ids, retrofit, spelled
 from loopwright.retrofitting.systems import make_plan
 from tests.checkpoints.dense import IDS, source
 from tests.cli.exit_codes import run
@@ -91,7 +91,7 @@ def test_what_was_found_is_shown_before_it_is_written(
 
 def test_changed_parts_void_the_word(dense: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("retrofit", str(dense), str(tmp_path / "out"), "gate-only", "gate.kind=learned", "depth=2") == 0
-    assert "its word on the start does not hold" in capsys.readouterr().out
+    assert "the stated initial equality no longer applies" in capsys.readouterr().out
     assert run("retrofit", str(dense), str(tmp_path / "out"), "retrofit") == 0
     assert "equals no plain model at the start" in capsys.readouterr().out, "and a model folder is replaced"
 
@@ -113,7 +113,7 @@ def test_what_describes_a_system_is_not_said_of_a_changed_one(
     assert run("retrofit", str(dense), str(tmp_path / "out"), *words) == 0
     printed = capsys.readouterr().out
     assert stale not in printed and f"{words[0]}, changed: " in printed and said in printed
-    assert stale in said_of(words[0], make_plan(words[0], {})), "and it is said of the system as named"
+    assert stale in describe_start(words[0], make_plan(words[0], {})), "and it is said of the system as named"
 
 
 def test_a_core_that_runs_once_says_so(dense: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
