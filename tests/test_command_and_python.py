@@ -51,6 +51,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]
             "text": f"t={folder / 'text.jsonl'}",
             "file": str(folder / "text.jsonl"),
             "out": str(folder / "out"),
+            "new": str(folder / "new"),
         } | {name: str(folder / name) for name in MODELS}
 
 
@@ -246,9 +247,9 @@ def test_both_check_the_same(places: dict[str, str], capsys: pytest.CaptureFixtu
 
 # what is wrong of the others: a call, and the words of the command line
 REFUSALS: dict[str, tuple[Callable[[dict[str, str]], Any], str]] = {
-    "train: a key": (lambda p: lw.train(p["wrong_key"], out=p["out"]), "train {wrong_key} --out {out}"),
-    "train: a value": (lambda p: lw.train(p["wrong_value"], out=p["out"]), "train {wrong_value} --out {out}"),
-    "train: a name": (lambda p: lw.train("demo-stabel", out=p["out"]), "train demo-stabel --out {out}"),
+    "train: a key": (lambda p: lw.train(p["wrong_key"], out=p["new"]), "train {wrong_key} --out {new}"),
+    "train: a value": (lambda p: lw.train(p["wrong_value"], out=p["new"]), "train {wrong_value} --out {new}"),
+    "train: a name": (lambda p: lw.train("demo-stabel", out=p["new"]), "train demo-stabel --out {new}"),
     "train: a folder of others": (lambda p: lw.train(PLAIN, out=p["dense"]), "train {data} --out {dense}"),
     "compare: depths": (lambda p: lw.compare(p["causal"], p["causal"], data=p["data"], depths=10**7),
                         "compare {causal} {causal} --data {data} --depths 10000000"),
@@ -256,9 +257,9 @@ REFUSALS: dict[str, tuple[Callable[[dict[str, str]], Any], str]] = {
     "compare: a model": (lambda p: lw.compare(p["causal"], "nosuch", data=p["data"]), "compare {causal} nosuch --data {data}"),
     "compare: a file": (lambda p: lw.compare(p["causal"], p["causal"], text="absent.txt"),
                         "compare {causal} {causal} --text absent.txt"),
-    "retrofit: a system": (lambda p: lw.retrofit(p["dense"], "ouroborus"), "retrofit {dense} {out} ouroborus"),
-    "retrofit: layers": (lambda p: lw.retrofit(p["dense"], core=[99]), "retrofit {dense} {out} --core 99"),
-    "retrofit: looped": (lambda p: lw.retrofit(p["causal"], "plain-loop"), "retrofit {causal} {out} plain-loop"),
+    "retrofit: a system": (lambda p: lw.retrofit(p["dense"], "ouroborus"), "retrofit {dense} {new} ouroborus"),
+    "retrofit: layers": (lambda p: lw.retrofit(p["dense"], core=[99]), "retrofit {dense} {new} --core 99"),
+    "retrofit: looped": (lambda p: lw.retrofit(p["causal"], "plain-loop"), "retrofit {causal} {new} plain-loop"),
     "push: a repository": (lambda p: lw.push(p["causal"], "mine"), "push {causal} mine"),
     "push: a folder": (lambda p: lw.push("nosuch", "me/mine"), "push nosuch me/mine"),
 }  # fmt: skip
