@@ -1,22 +1,15 @@
-"""The verbs from Python: train, evaluate and compare, with objects in the place of names.
-
-The files of an evaluation: named by what they hold, tried before the work, and never replaced by less.
-"""
+"""The verbs that take objects in the place of names: train, evaluate and compare. The command line calls them."""
 
 from __future__ import annotations
 
 import hashlib
-import sys
-import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 
-from loopwright.checkpoints.save import command_line
 from loopwright.checkpoints.source import check_fit
 from loopwright.data.batch import Splits
 from loopwright.data.tokenizer import Tokenizer
@@ -48,7 +41,6 @@ from loopwright.schema import merge
 from loopwright.training.loop import train as run_training
 from loopwright.training.recipe import Recipe, make_recipe
 from loopwright.training.report import Objects, Run, Silent, Terminal
-from loopwright.version import VERSION
 
 
 def train(
@@ -77,7 +69,7 @@ def train(
     specs = {name: dict(part) for name, part in parts.items() if isinstance(part, Mapping)}
     objects = {name: part for name, part in parts.items() if part is not None and name not in specs}
     _check_objects(objects, on_update)
-    placeholders = {name: {"kind": "given", "what": f"the {name} ({_told(part)})"} for name, part in objects.items()}
+    placeholders = {name: {"kind": "given", "what": f"the {name} ({_describe(part)})"} for name, part in objects.items()}
     plain, name = _plain(recipe)
     chosen = make_recipe({**plain, **specs, **placeholders})
     folder = Path(out) if out is not None else Path("runs") / name
@@ -126,12 +118,12 @@ def evaluate(
         on_start, on_report, on_progress: called with what will be measured, before the work; with each name and report; and with a
             name, what is done of it and how much there is.
     """
-    asked = EvaluationOptions(
+    options = EvaluationOptions(
         depths, rows, batch, data, splits, decode, text, tokenizer, context, field, teacher_forced, honest, exit, time, state_seeds,
         tasks, task_data, shots, asking,
     )  # fmt: skip
     hooks, opened = Hooks(on_start, on_report, on_progress), Opened(model, "evaluate", device, dtype, checkpoint)
-    return by_depth(opened, asked, hooks) if tasks is None else by_task(opened, asked, hooks)
+    return by_depth(opened, options, hooks) if tasks is None else by_task(opened, options, hooks)
 
 
 @dataclass(frozen=True)
@@ -177,7 +169,7 @@ def compare(
     `depths` is one depth for both, or a pair; default: each model's own. A model that is named, not given, is opened on `device`.
     One that sees the future is refused: who is better could not be said.
     """
-    asked = EvaluationOptions(data=data, text=text, tokenizer=tokenizer, splits=splits, rows=rows, batch=batch, context=context)
+    options = EvaluationOptions(data=data, text=text, tokenizer=tokenizer, splits=splits, rows=rows, batch=batch, context=context)
     one, two = (Opened(model, "compare", device) for model in (first, second))
     if data is None and text is None and one.recipe is None:
         raise ValueError("compare: give data= (--data RECIPE: rows with answers) or text= (--text: files of running text)")
@@ -186,19 +178,22 @@ def compare(
         raise ValueError(f"depths: {pair}; give one depth for both, or a pair")
     configs = [opened.config for opened in (one, two)]
     # a dense model has one depth, which is shown as 1
-    at = [c.check_depth(depth if c.is_looped or depth != 1 else None) for c, depth in zip(configs, pair, strict=True)]
+    steps = [c.check_depth(depth if c.is_looped or depth != 1 else None) for c, depth in zip(configs, pair, strict=True)]
     if text is not None:
-        words = tokenizer if tokenizer is not None else _shared_words(one, two)
-        measured = [by_depth(o, replace(asked, depths=[d], tokenizer=words), Hooks()) for o, d in zip((one, two), at, strict=True)]
-        mine, theirs = (cast(Mapping[str, HeldOut], found.reports) for found in measured)
+        shared = tokenizer if tokenizer is not None else _shared_tokenizer(one, two)
+        measured = [
+            by_depth(opened, replace(options, depths=[step], tokenizer=shared), Hooks())
+            for opened, step in zip((one, two), steps, strict=True)
+        ]
+        mine, theirs = (cast(Mapping[str, HeldOut], each.reports) for each in measured)
         return Comparison(one.name, two.name, tuple(compare_texts(report, theirs[name]) for name, report in mine.items()))
     chosen = one.rows_of(data)
     for opened in (one, two):
-        check_fit(chosen, opened.model, opened.name, opened.words)
+        check_fit(chosen, opened.model, opened.name, opened.tokenizer)
     with fitting_threads(one.model):
         results = compare_rows(
-            one.model, two.model, parts_of(chosen, asked.splits, rows),
-            depths=(at[0], at[1]), exact=chosen.exact, batch_size=batch or BATCH, names=(one.name, two.name),
+            one.model, two.model, parts_of(chosen, options.splits, rows),
+            depths=(steps[0], steps[1]), exact=chosen.exact, batch_size=batch or BATCH, names=(one.name, two.name),
         )  # fmt: skip
     return Comparison(one.name, two.name, tuple(results))
 
@@ -214,7 +209,7 @@ def _check_objects(objects: Mapping[str, Any], on_update: object) -> None:
             raise TypeError(f"{name}: must be callable (got {type(part).__name__})")
 
 
-def _told(part: Any) -> str:
+def _describe(part: Any) -> str:
     """Returns what the recipe says of an object; of data enough to notice that a resumed run has been given another."""
     if not isinstance(part, Splits):
         return type(part).__name__
@@ -224,15 +219,15 @@ def _told(part: Any) -> str:
     return f"Splits of {rows} rows, {digest}"
 
 
-def _shared_words(one: Opened, two: Opened) -> str | Path:
+def _shared_tokenizer(one: Opened, two: Opened) -> str | Path:
     """Returns the tokenizer of two models, which must be one: losses per token of different tokens are not comparable."""
-    words = one.words()
-    if not two.bare and Tokenizer(words).fingerprint != Tokenizer(two.words()).fingerprint:
+    place = one.tokenizer()
+    if not two.bare and Tokenizer(place).fingerprint != Tokenizer(two.tokenizer()).fingerprint:
         raise ValueError(
             f"compare: {one.name} and {two.name} have different tokenizers, so their losses per token cannot be compared; "
             "where both were trained with one, give it: --tokenizer, or tokenizer= in Python"
         )
-    return words
+    return place
 
 
 def _plain(recipe: Recipe | Mapping[str, Any] | str | Path) -> tuple[dict[str, Any], str]:
@@ -242,94 +237,3 @@ def _plain(recipe: Recipe | Mapping[str, Any] | str | Path) -> tuple[dict[str, A
     if isinstance(recipe, Mapping):
         return merge({}, recipe), "run"
     return find_recipe(str(recipe)).data_of(), find(str(recipe)).stem
-
-
-class Report(Protocol):
-    """What a kept report says of itself."""
-
-    @property
-    def depth(self) -> tuple[int, ...]:
-        """The depths that were measured."""
-
-    @property
-    def source(self) -> str:
-        """Where the weights stood; "" where nobody said."""
-
-
-def how_made() -> list[tuple[str, str]]:
-    """Returns how a page came to be: its command, the version and the date."""
-    return [("command", command_line(sys.argv)), ("loopwright", VERSION), ("date", datetime.now(UTC).strftime("%Y-%m-%d"))]
-
-
-def file_stem(name: str, *, rows: int | None = None, checkpoint: str | None = None, data: str | None = None) -> str:
-    """Returns the name of a file of results: that of the split or text, and what of it or of the run was chosen by hand.
-
-    All rows, the last checkpoint and the run's own data are the plain name.
-    """
-    words = [name, Path(data).stem if data is not None else ""]
-    words.append("" if checkpoint in (None, "last") else f"update-{checkpoint}" if str(checkpoint).isdecimal() else str(checkpoint))
-    words.append("" if rows is None else f"rows-{rows}")
-    return "-".join(filter(None, words))
-
-
-def need_writable(verb: str, *folders: Path) -> None:
-    """Raises an OSError in one line where files could not be written into these folders, there or not. Nothing is left behind."""
-    for folder in folders:
-        there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
-        if not there.is_dir():
-            raise ValueError(f"out: {there} is a file; allowed: a folder, there or not")
-        try:
-            with tempfile.TemporaryFile(dir=there):
-                pass
-        except OSError as error:
-            reason = (error.strerror or "cannot be written").lower()
-            raise OSError(f"{verb}: cannot write into {folder} ({reason}); give another folder with --out") from None
-
-
-def keep_more(
-    path: Path,
-    read: Callable[[Path], Report],
-    *,
-    depths: Iterable[int],
-    rules: Iterable[str] = (),
-    facts: Mapping[str, object],
-    source: str | None = None,
-    overwrite: bool = False,
-) -> None:
-    """Raises a ValueError where a file holds results that new ones of these depths and facts would not replace in full.
-
-    Args:
-        rules: exit rules, where the report has some.
-        facts: fields of the report. One that the kept report leaves empty is not compared.
-        source: where the weights stand, to be compared too. Checkpoints of one run are one model; None: whatever it was.
-    """
-    if overwrite or not path.exists():
-        return
-    try:
-        kept = read(path)
-    except (ValueError, OSError):
-        raise ValueError(f"{path}: holds something else; --overwrite replaces it, --out FOLDER keeps both") from None
-    lost = sorted(set(kept.depth) - set(depths))
-    reasons = [f"{len(lost)} of its {len(kept.depth)} depths are not asked for now"] if lost else []
-    known = set(getattr(kept, "rules", ()))
-    if known - set(rules):
-        reasons.append(f"{len(known - set(rules))} of its {len(known)} exit rules are not asked for now")
-    if source is not None and kept.source and _home(kept.source) != _home(source):
-        reasons.append(f"they are of {_home(kept.source)}")
-    for name, value in facts.items():
-        before = getattr(kept, name)
-        if before not in ("", None) and before != value:
-            reasons.append(f"its {name} is {_short(before)}, now {_short(value)}")
-    if reasons:
-        raise ValueError(f"{path}: holds other results ({'; '.join(reasons)}); --overwrite replaces them, --out FOLDER keeps both")
-
-
-def _home(source: str) -> Path:
-    """The run of a checkpoint, else the folder itself."""
-    path = Path(source)
-    return (path.parents[1] if path.parent.name == "checkpoints" else path).absolute()
-
-
-def _short(value: object) -> str:
-    text = f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
-    return text if len(text) <= 60 else f"{text[:12]}…"

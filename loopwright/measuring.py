@@ -13,7 +13,7 @@ import torch
 
 from loopwright.checking.probes import Verdict
 from loopwright.checkpoints.source import Source, check_fit
-from loopwright.checkpoints.source import tokenizer as load_words
+from loopwright.checkpoints.source import tokenizer as open_tokenizer
 from loopwright.data.batch import BatchSource as Rows
 from loopwright.data.batch import FirstRows, Splits
 from loopwright.data.build import build_data
@@ -234,7 +234,7 @@ class Opened:
         assert self.recipe is not None and self._named is not None and self._named.run is not None
         return build_data(self.recipe["data"], self._named.run.data)
 
-    def words(self) -> str | Path:
+    def tokenizer(self) -> str | Path:
         """Returns where the tokenizer stands."""
         if self._named is None:
             raise NoTokenizer("tokenizer: a model alone has none; give tokenizer= (a folder or hub id)")
@@ -309,84 +309,80 @@ class Evaluation(Reports[SweepReport | HeldOut | StartReport]):
             for split, report in self.reports.items()
         }
 
-    def to_pandas(self) -> Any:
-        """Returns the rows of `to_dict` as a pandas DataFrame with a column for the split; pandas must be installed."""
-        import pandas
-
-        return pandas.DataFrame([{"split": split, **row} for split, rows in self.to_dict().items() for row in rows])
-
     def __repr__(self) -> str:
         return f"Evaluation({'; '.join(repr(report) for report in self.reports.values())})"
 
 
-def by_depth(opened: Opened, asked: EvaluationOptions, hooks: Hooks) -> Evaluation | ExitEvaluation:
+def by_depth(opened: Opened, options: EvaluationOptions, hooks: Hooks) -> Evaluation | ExitEvaluation:
     """Measures texts, or rows of data: by depth, by exit rules, or from several starts."""
-    if asked.text is None and asked.data is None and opened.recipe is None:
+    if options.text is None and options.data is None and opened.recipe is None:
         opened.need_folder()
         raise ValueError(
             f"evaluate: {opened.name} holds no run (no recipe.yaml) with data of its own; give data= (--data RECIPE: rows with "
             "answers) or text= (--text: files of running text)"
         )
-    if asked.state_seeds is not None:
-        check_seeded(opened.config, "state_seeds", asked.state_seeds)
-    length = passage_length(opened.config.max_position_embeddings, asked.context)
-    words = None if asked.text is None else Tokenizer(opened.words() if asked.tokenizer is None else tokenizer_of(asked.tokenizer))
+    if options.state_seeds is not None:
+        check_seeded(opened.config, "state_seeds", options.state_seeds)
+    length = passage_length(opened.config.max_position_embeddings, options.context)
+    tokenizer = None
+    if options.text is not None:
+        tokenizer = Tokenizer(opened.tokenizer() if options.tokenizer is None else tokenizer_of(options.tokenizer))
     model = opened.model
-    causality = need_likelihood(model, opened.name, marked=asked.marked)
+    causality = need_likelihood(model, opened.name, marked=options.marked)
     with fitting_threads(model):
         rule = None
-        if words is not None and asked.text is not None:
-            field, texts = asked.field or FIELD, _named(asked.text)
-            parts = {name: read_passages(name, files, words, length, field=field) for name, files in texts.items()}
-            depths = asked.depths_of(model, None)
-            works = _text_works(opened, parts, asked, depths, causality)
+        if tokenizer is not None and options.text is not None:
+            field, texts = options.field or FIELD, _named(options.text)
+            parts = {name: read_passages(name, files, tokenizer, length, field=field) for name, files in texts.items()}
+            depths = options.depths_of(model, None)
+            works = _text_works(opened, parts, options, depths, causality)
         else:
-            dataset = opened.rows_of(asked.data)
-            check_fit(dataset, model, opened.name, opened.words)
-            rule = opened.rule or (build_kind(find_recipe(asked.data).depth, RULES) if isinstance(asked.data, str) else None)
-            depths = asked.depths_of(model, rule)
-            works = _row_works(opened, dataset, asked, depths, causality)
-        if asked.state_seeds is not None:
-            works = {name: _from_starts(opened, work, asked.state_seeds) for name, work in works.items()}
-        rules = [write_exit(spec) for spec in exit_specs(asked.exit, model)]
+            dataset = opened.rows_of(options.data)
+            check_fit(dataset, model, opened.name, opened.tokenizer)
+            rule = opened.rule or (build_kind(find_recipe(options.data).depth, RULES) if isinstance(options.data, str) else None)
+            depths = options.depths_of(model, rule)
+            works = _row_works(opened, dataset, options, depths, causality)
+        if options.state_seeds is not None:
+            works = {name: _from_starts(opened, work, options.state_seeds) for name, work in works.items()}
+        rules = [write_exit(spec) for spec in exit_specs(options.exit, model)]
         hooks.start(Measuring(model, opened.source, opened.averaged, depths, causality, works, rules))
         reports = {name: hooks.told(name, work.measure(hooks.progress(name))) for name, work in works.items()}
-    return ExitEvaluation(reports) if asked.exit else Evaluation(reports, None if rule is None else rule.span)
+    return ExitEvaluation(reports) if options.exit else Evaluation(reports, None if rule is None else rule.span)
 
 
 def _text_works(
-    opened: Opened, texts: Mapping[str, Passages], asked: EvaluationOptions, depths: Sequence[int], causality: Verdict
+    opened: Opened, texts: Mapping[str, Passages], options: EvaluationOptions, depths: Sequence[int], causality: Verdict
 ) -> dict[str, Work]:
     """Returns held-out losses to be measured, or exits on texts."""
-    if asked.exit:
-        parts = {name: of_text(opened.model, passages, asked.rows, asked.batch) for name, passages in texts.items()}
-        return _exit_works(opened, parts, asked, depths[-1], causality)
+    if options.exit:
+        parts = {name: of_text(opened.model, passages, options.rows, options.batch) for name, passages in texts.items()}
+        return _exit_works(opened, parts, options, depths[-1], causality)
 
     def work(passages: Passages) -> Work:
-        few = None if asked.rows is None or asked.rows >= len(passages) else asked.rows
+        few = None if options.rows is None or options.rows >= len(passages) else options.rows
         chosen = passages if few is None else passages.drawn(few)  # of all: the first ones would be those of few documents
         return Work(
             HeldOut, {"fingerprint": chosen.fingerprint},
             lambda progress: held_out(
                 opened.model, chosen,
-                depths=depths, causality=causality, marked=asked.marked, honest=asked.honest, batch_size=asked.batch,
+                depths=depths, causality=causality, marked=options.marked, honest=options.honest, batch_size=options.batch,
                 source=opened.source, progress=progress,
             ),
-            few, (asked.batch or 1, chosen.context),
+            few, (options.batch or 1, chosen.context),
         )  # fmt: skip
 
     return {name: work(passages) for name, passages in texts.items()}
 
 
 def _row_works(
-    opened: Opened, dataset: Splits, asked: EvaluationOptions, depths: Sequence[int], causality: Verdict
+    opened: Opened, dataset: Splits, options: EvaluationOptions, depths: Sequence[int], causality: Verdict
 ) -> dict[str, Work]:  # fmt: skip
     """Returns sweeps over depth to be measured, or exits on rows with answers."""
-    parts, size = parts_of(dataset, asked.splits, asked.rows), asked.batch or BATCH
-    if asked.exit:
+    parts, size = parts_of(dataset, options.splits, options.rows), options.batch or BATCH
+    if options.exit:
         measured = {name: of_rows(part, size, exact=dataset.exact, few=_few(part)) for name, part in parts.items()}
-        return _exit_works(opened, measured, asked, depths[-1], causality)
-    decodes = asked.decode and asked.state_seeds is None and dataset.exact and not dataset.in_place
+        return _exit_works(opened, measured, options, depths[-1], causality)
+    decodes = options.decode and options.state_seeds is None and dataset.exact and not dataset.in_place
     decoded = sorted({depths[0], depths[len(depths) // 2], depths[-1]}) if decodes else []
 
     def work(name: str, part: Rows) -> Work:
@@ -406,18 +402,18 @@ def _row_works(
 
 
 def _exit_works(
-    opened: Opened, parts: Mapping[str, Measured], asked: EvaluationOptions, depth: int, causality: Verdict
+    opened: Opened, parts: Mapping[str, Measured], options: EvaluationOptions, depth: int, causality: Verdict
 ) -> dict[str, Work]:  # fmt: skip
     """Returns what exit rules cost and give, to be measured on each part."""
-    specs = exit_specs(asked.exit, opened.model)
+    specs = exit_specs(options.exit, opened.model)
 
     def work(name: str, part: Measured) -> Work:
-        facts = {"rows": len(part.units), "fingerprint": part.fingerprint, "steps": depth, "timed": asked.time}
+        facts = {"rows": len(part.units), "fingerprint": part.fingerprint, "steps": depth, "timed": options.time}
         return Work(
             ExitReport, facts,
             lambda progress: exits_of(
                 opened.model, part, specs,
-                name=name, depth=depth, timed=asked.time, causality=causality, source=opened.source, progress=progress,
+                name=name, depth=depth, timed=options.time, causality=causality, source=opened.source, progress=progress,
             ),
             part.few, (len(part.batches[0]), part.length),
         )  # fmt: skip
@@ -438,25 +434,25 @@ def _from_starts(opened: Opened, work: Work, count: int) -> Work:
     return Work(StartReport, {"seeds": tuple(range(count))}, measure, work.few, work.shape)
 
 
-def by_task(opened: Opened, asked: EvaluationOptions, hooks: Hooks) -> TaskEvaluation:
+def by_task(opened: Opened, options: EvaluationOptions, hooks: Hooks) -> TaskEvaluation:
     """Measures tasks of lm-eval."""
-    assert asked.tasks is not None
-    names, how = task_names(asked.tasks), Asking(**asked.asking or {})
+    assert options.tasks is not None
+    names, how = task_names(options.tasks), Asking(**options.asking or {})
     need_lm_eval()
-    check_names(names, asked.task_data)  # before a model is opened
-    words = load_words(opened.words() if asked.tokenizer is None else asked.tokenizer)
-    need_template(words, how)
+    check_names(names, options.task_data)  # before a model is opened
+    tokenizer = open_tokenizer(opened.tokenizer() if options.tokenizer is None else options.tokenizer)
+    need_template(tokenizer, how)
     model = opened.model
-    causality, depths = need_likelihood(model, opened.name), asked.depths_of(model, None)
+    causality, depths = need_likelihood(model, opened.name), options.depths_of(model, None)
 
     def measure(progress: Progress | None) -> dict[str, TaskReport]:
         return evaluate_tasks(
-            model, words, names, depths,
-            folder=asked.task_data, shots=asked.shots, limit=asked.rows, batch=asked.batch, asking=how, causality=causality,
+            model, tokenizer, names, depths,
+            folder=options.task_data, shots=options.shots, limit=options.rows, batch=options.batch, asking=how, causality=causality,
             source=opened.source, progress=progress,
         )  # fmt: skip
 
-    work = Work(TaskReport, {"asking": str(how)}, measure, asked.rows)
+    work = Work(TaskReport, {"asking": str(how)}, measure, options.rows)
     hooks.start(Measuring(model, opened.source, opened.averaged, depths, causality, dict.fromkeys(names, work)))
     with fitting_threads(model):
         found = measure(hooks.progress(", ".join(names)))
@@ -476,13 +472,13 @@ def splits_of(data: Any) -> Splits:
     raise TypeError(f"data: {type(data).__name__}; give lw.splits(…), lw.TokenRows(…), {{'kind': …}} or the name of a recipe")
 
 
-def parts_of(found: Splits, splits: Sequence[str], rows: int | None) -> dict[str, Rows]:
+def parts_of(data: Splits, names: Sequence[str], rows: int | None) -> dict[str, Rows]:
     """Returns the rows of the splits asked for, all tests where none are; of each the first ones where so many are asked for."""
-    there = {**found.tests} or {"valid": found.valid}
-    for name in splits:
-        if name not in {**there, "valid": None}:
-            raise ValueError(f"split: unknown {name!r}; {suggest(name, [*there, 'valid'])}")
-    parts = {name: found.valid if name == "valid" else found.tests[name] for name in splits or there}
+    available = {**data.tests} or {"valid": data.valid}
+    for name in names:
+        if name not in {**available, "valid": None}:
+            raise ValueError(f"split: unknown {name!r}; {suggest(name, [*available, 'valid'])}")
+    parts = {name: data.valid if name == "valid" else data.tests[name] for name in names or available}
     return {name: part if rows is None or rows >= len(part) else FirstRows(part, rows) for name, part in parts.items()}
 
 

@@ -30,7 +30,7 @@ ROWS = [
     {"parts", "recipes"},
     {"measuring"},
     {"api"},
-    {"commands", "public"},
+    {"public"},
     {"cli"},
     {"__main__"},
 ]

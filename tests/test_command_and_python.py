@@ -1,4 +1,4 @@
-"""The command line and Python measure alike: the same numbers, and the same refusal of a model that sees the future."""
+"""Every verb that both have gives the same by the command line and from Python: results, files, and refusals in one line."""
 
 from __future__ import annotations
 
@@ -8,15 +8,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import loopwright as lw
 from loopwright import measuring
 from loopwright.cli import main
-from loopwright.commands.console import plain
+from loopwright.cli.console import plain
 from loopwright.data.build import build_data
+from loopwright.errors import one_line
 from loopwright.evaluation.likelihood import NOT_A_LIKELIHOOD
-from loopwright.schema import write_yaml
+from loopwright.schema import read_yaml, write_yaml
 from tests.cases import noisy
+from tests.checkpoints.dense import source
+from tests.cli.exit_codes import run
+from tests.generation.tiny import word_tokenizer
 from tests.leaks import LEAKS, looking, open_core
 from tests.training.runs import PLAIN
 
@@ -32,15 +37,21 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]
     folder = tmp_path_factory.mktemp("places")
     (folder / "sums.yaml").write_text(write_yaml(PLAIN))
     (folder / "text.jsonl").write_text("".join(json.dumps({"text": f"{i}2+3{i}={i}5§"}) + "\n" for i in range(1, 9)))
+    wrong = {"wrong_key": {**PLAIN, "updats": 2}, "wrong_value": {**PLAIN, "updates": 0}}
+    for name, recipe in wrong.items():
+        (folder / f"{name}.yaml").write_text(write_yaml(recipe))
     words = build_data(PLAIN["data"]).tokenizer
     with looking():
         for name, (preset, changes) in MODELS.items():
             lw.save(noisy(preset, std=0.3, vocab_size=15, **changes).eval(), folder / name, words)
         yield {
+            **{name: str(folder / f"{name}.yaml") for name in wrong},
+            "dense": str(lw.save(source(), folder / "dense", word_tokenizer())),
             "data": str(folder / "sums.yaml"),
             "text": f"t={folder / 'text.jsonl'}",
             "file": str(folder / "text.jsonl"),
             "out": str(folder / "out"),
+            "new": str(folder / "new"),
         } | {name: str(folder / name) for name in MODELS}
 
 
@@ -200,3 +211,65 @@ def test_both_refuse_what_is_asked_wrongly_in_the_same_words(
         lw.evaluate(places["causal"], **asked)
     code, _, err = by_command(f"evaluate {{model}} {words}", places["causal"], places, capsys)
     assert code == 2 and err.strip() == f"loopwright: {refused.value}"
+
+
+# the verbs that make or check something: a call, and the words of the command line for the same; both are told where to write
+MADE: dict[str, tuple[Callable[[dict[str, str], Path], Any], str]] = {
+    "train": (
+        lambda p, out: lw.train({**read_yaml(Path(p["data"]).read_text(), "sums"), "updates": 2}, out=out, progress=False),
+        "train {data} updates=2 --out {made}",
+    ),
+    "retrofit": (
+        lambda p, out: lw.save(lw.retrofit(p["dense"], "healed", core=[1], depth=2, seed=3), out),
+        "retrofit {dense} {made} healed --core 1 depth=2 --seed 3",
+    ),
+}
+
+
+@pytest.mark.parametrize("verb", MADE)
+def test_both_make_the_same_weights(verb: str, places: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    call, words = MADE[verb]
+    call(places, tmp_path / "python")
+    assert run(*words.format(**places, made=tmp_path / "command").split()) == 0, capsys.readouterr().err
+    python, command = (lw.load(tmp_path / name) for name in ("python", "command"))
+    assert python.config.to_dict() == command.config.to_dict()
+    assert all(torch.equal(value, command.state_dict()[name]) for name, value in python.state_dict().items())
+
+
+def test_both_check_the_same(places: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    for name, code in (("causal", 0), ("state", 1)):
+        assert run("check", places[name], "--json") == code
+        (rows,) = (report["rows"] for report in json.loads(capsys.readouterr().out).values())
+        found = lw.check(lw.load(places[name]))
+        assert [(row["name"], row["passed"]) for row in rows] == [(row.name, row.passed) for row in found.rows]
+        assert found.ok == (code == 0)
+
+
+# what is wrong of the others: a call, and the words of the command line
+REFUSALS: dict[str, tuple[Callable[[dict[str, str]], Any], str]] = {
+    "train: a key": (lambda p: lw.train(p["wrong_key"], out=p["new"]), "train {wrong_key} --out {new}"),
+    "train: a value": (lambda p: lw.train(p["wrong_value"], out=p["new"]), "train {wrong_value} --out {new}"),
+    "train: a name": (lambda p: lw.train("demo-stabel", out=p["new"]), "train demo-stabel --out {new}"),
+    "train: a folder of others": (lambda p: lw.train(PLAIN, out=p["dense"]), "train {data} --out {dense}"),
+    "compare: depths": (lambda p: lw.compare(p["causal"], p["causal"], data=p["data"], depths=10**7),
+                        "compare {causal} {causal} --data {data} --depths 10000000"),
+    "compare: no data": (lambda p: lw.compare(p["causal"], p["causal"]), "compare {causal} {causal}"),
+    "compare: a model": (lambda p: lw.compare(p["causal"], "nosuch", data=p["data"]), "compare {causal} nosuch --data {data}"),
+    "compare: a file": (lambda p: lw.compare(p["causal"], p["causal"], text="absent.txt"),
+                        "compare {causal} {causal} --text absent.txt"),
+    "retrofit: a system": (lambda p: lw.retrofit(p["dense"], "ouroborus"), "retrofit {dense} {new} ouroborus"),
+    "retrofit: layers": (lambda p: lw.retrofit(p["dense"], core=[99]), "retrofit {dense} {new} --core 99"),
+    "retrofit: looped": (lambda p: lw.retrofit(p["causal"], "plain-loop"), "retrofit {causal} {new} plain-loop"),
+    "push: a repository": (lambda p: lw.push(p["causal"], "mine"), "push {causal} mine"),
+    "push: a folder": (lambda p: lw.push("nosuch", "me/mine"), "push nosuch me/mine"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_both_refuse_what_is_wrong_in_the_same_words(name: str, places: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    call, words = REFUSALS[name]
+    with pytest.raises((ValueError, OSError)) as refused:
+        call(places)
+    capsys.readouterr()
+    assert run(*words.format(**places).split()) == 2
+    assert capsys.readouterr().err.strip() == f"loopwright: {one_line(str(refused.value))}"

@@ -11,7 +11,7 @@ import torch
 import loopwright as lw
 from loopwright import cli
 from loopwright.checking.conformance import check
-from loopwright.commands import evaluate as module
+from loopwright.cli import results as module
 from loopwright.evaluation import likelihood
 from loopwright.evaluation.by_depth import SweepReport
 from loopwright.measuring import APART, BELONGING, EvaluationOptions, Measuring, usual_depths

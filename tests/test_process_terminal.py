@@ -19,7 +19,7 @@ from rich.text import Text
 
 from loopwright.analysis.report.page import Grid, Outcome, Picture, Section, Slider, render_report
 from loopwright.checkpoints.save import is_edited, model_card
-from loopwright.commands.console import console, show, table, warn
+from loopwright.cli.console import console, show, table, warn
 from loopwright.errors import ending, one_line, visible_warnings
 from loopwright.model.presets import preset
 from loopwright.plot import html_of

@@ -43,7 +43,7 @@ def test_importing_loopwright_loads_nothing_heavy_until_a_name_is_asked_for_and_
     # folders of the same name are imported first: the public names win
     before = "import loopwright as lw, loopwright.training.loop, loopwright.checking.conformance, loopwright.metrics.score"
     shown = "print(load.__module__, metrics.__name__, train.__module__, lw.check.__module__, lw.train is train)"
-    extras = f"import loopwright.cli, loopwright.commands; print([name for name in {list(HOMES)} if name in sys.modules])"
+    extras = f"import loopwright.cli; print([name for name in {list(HOMES)} if name in sys.modules])"
     names, heavy, optional = fresh(f"import sys; {before}; from loopwright import *; {shown}; {HEAVY}; {extras}").splitlines()
     assert names == "loopwright.checkpoints.source loopwright.metrics loopwright.api loopwright.checking.conformance True"
     assert "torch" in heavy and "transformers" in heavy and optional == "[]"

@@ -17,7 +17,7 @@ import torch
 
 import loopwright as lw
 from experiments.diffusion.sampler import Forcing, force
-from loopwright.commands.train import train
+from loopwright.cli.runs import train
 from loopwright.data.tokenizer import Tokenizer
 from loopwright.evaluation.text import read_passages
 

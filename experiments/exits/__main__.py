@@ -19,7 +19,7 @@ from benchmarks.pairs import as_line, made_on
 from experiments.exits.plan import MODELS, PASSAGES, TEXT, overrides
 from experiments.exits.tables import table
 from loopwright.checkpoints.source import Source
-from loopwright.commands.train import train
+from loopwright.cli.runs import train
 from loopwright.data.batch import IGNORED
 from loopwright.data.build import build_data
 from loopwright.data.tokenizer import Tokenizer

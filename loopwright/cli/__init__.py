@@ -1,4 +1,4 @@
-"""The command line: one function per verb, which says what the options mean; `commands` does the work.
+"""The command line: one function per verb, which says what the options mean, calls the library and prints what it returns.
 
 A verb imports its work when it is called, so that help and mistakes cost nothing.
 """
@@ -23,7 +23,7 @@ from loopwright.version import VERSION
 
 _SHOWING = (inspect, check, generate, chat, serve, explore, presets)
 _MAKING = (retrofit, recipes, train, evaluate, compare, bench, analyze, push, demo)
-VERBS: dict[str, Callable[..., None]] = {verb.__name__: verb for verb in (*_SHOWING, *_MAKING)}
+VERBS: dict[str, Callable[..., Any]] = {verb.__name__: verb for verb in (*_SHOWING, *_MAKING)}
 
 
 def make_app(verbs: Iterable[str] = VERBS) -> typer.Typer:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -24,9 +24,11 @@ from loopwright.cli.options import (
     TopP,
     Words,
     whole,
+    with_json,
 )
 
 
+@with_json
 def generate(
     model: Folder,
     prompt: Annotated[str, typer.Argument(help="The text to continue (with --chat: the user's message).")],
@@ -51,7 +53,7 @@ def generate(
     tokenizer: Words = None,
     as_json: Json = False,
     imports: Import = None,
-) -> None:
+) -> dict[str, Any]:
     """Continue a prompt, streaming the text; then print one line of statistics to stderr.
 
     Examples:
@@ -62,16 +64,15 @@ def generate(
 
     loopwright generate ./my-chat-model "Hello" --chat --temperature 0.7 --top-p 0.95 --seed 1
     """
-    from loopwright.commands import generate as verb
-    from loopwright.commands.console import show
+    from loopwright.cli import continuation
     from loopwright.generation.sampling import Sampling
 
-    show(lambda: verb.generate(
+    return continuation.generate(
         model, prompt,
         depth=depth, max_new_tokens=max_new_tokens, sampling=Sampling(temperature, top_p, top_k, min_p), seed=seed,
         state_seed=state_seed, device=device, dtype=dtype, chat=chat, show_depth=show_depth, exit=exit, draft_depth=draft_depth,
         tokenizer=tokenizer, constrain=constrain,
-    ), as_json)  # fmt: skip
+    )  # fmt: skip
 
 
 def chat(
@@ -107,10 +108,10 @@ def chat(
 
     echo "Once upon a time" | loopwright chat runs/stories
     """
-    from loopwright.commands import chat as verb
+    from loopwright.cli import conversation
     from loopwright.generation.sampling import Sampling
 
-    verb.chat(
+    conversation.chat(
         model,
         depth=depth, max_new_tokens=max_new_tokens, sampling=Sampling(temperature, top_p, top_k, min_p), seed=seed,
         state_seed=state_seed, exit=exit, context=context, device=device, dtype=dtype, tokenizer=tokenizer,
@@ -175,9 +176,9 @@ def serve(
 
     curl localhost:8000/v1/completions -H 'Content-Type: application/json' -d '{"prompt": "Once upon a time", "depth": 8}'
     """
-    from loopwright.commands import serve as verb
+    from loopwright.cli import service
 
-    verb.serve(
+    service.serve(
         models,
         host=host, port=port, api_key_env=api_key_env, max_rows=max_rows, max_tokens=max_tokens, depth=depth, max_depth=max_depth,
         max_new_tokens=max_new_tokens, max_choices=max_choices, max_queue=max_queue, max_body=max_body,
@@ -212,9 +213,9 @@ def explore(
 
     loopwright explore looped=./a dense=./b --max-depth 32 --no-browser
     """
-    from loopwright.commands import explore as verb
+    from loopwright.cli import service
 
-    verb.explore(
+    service.explore(
         models,
         port=port, browser=not no_browser, depth=depth, max_depth=max_depth, device=device, dtype=dtype, tokenizer=tokenizer,
     )  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -12,78 +12,70 @@ from loopwright.cli.options import (
     Depth,
     Device,
     Dtype,
-    Gpu,
-    Gpus,
     Import,
-    InspectDtype,
     Json,
-    Link,
-    ModelOrRecipe,
-    Network,
-    PerNode,
     RowTokens,
-    TrainCost,
-    passed,
     preset_names,
     seed_of,
     whole,
+    with_json,
 )
 
 
+@with_json
 def inspect(
-    model: ModelOrRecipe,
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL", help="A model's folder, a hub id (owner/name) or a preset's name.", autocompletion=preset_names
+        ),
+    ],
     overrides: Changes = None,
     depth: Depth = None,
     context: RowTokens = None,
-    batch: Annotated[int | None, typer.Option(callback=whole, help="Rows in a pass and in the cache. Default: 1.")] = None,
-    dtype: InspectDtype = None,
-    policy: Annotated[str | None, typer.Option(help="What the cache keeps: every step (default), last, or share(n).")] = None,
+    batch: Annotated[int, typer.Option(callback=whole, help="Rows in a pass and in the cache.")] = 1,
+    dtype: Dtype = "bf16",
+    policy: Annotated[str, typer.Option(help="What the cache keeps: every step, last, or share(n).")] = "every",
     tensors: Annotated[bool, typer.Option("--tensors", help="Print the state dict too: name, shape, dtype, parameters.")] = False,
-    worth: Annotated[bool, typer.Option("--advise", help="Print what steps are worth on text, by a published law.")] = False,
-    train: TrainCost = False,
-    gpus: Gpus = None,
-    gpu: Gpu = None,
-    per_node: PerNode = None,
-    link: Link = None,
-    network: Network = None,
     as_json: Json = False,
     imports: Import = None,
-) -> None:
+) -> dict[str, Any]:
     """Show what a model is and costs: parameters by part, FLOPs, activation and cache bytes. Loads and allocates nothing.
-
-    With --train, show what training a recipe costs on several GPUs: memory on each and seconds an update, by DDP (a copy on each
-    GPU) and FSDP2 (a share of the parameters on each; kept: gathered once a batch, as `loopwright train` does; each step: gathered
-    anew whenever a layer runs). An estimate from FLOPs, bytes and bandwidths; docs/training.md says how near it comes.
 
     Examples:
 
     loopwright inspect ouro-1.4b --depth 4 --context 4096 --batch 8
 
     loopwright inspect huginn core_layers=8 injection.order=input-state --json
-
-    loopwright inspect ouro-1.4b --advise
-
-    loopwright inspect ouro-pretrain --train --gpus 8 remat=none
-
-    loopwright inspect huginn-pretrain --train --gpus 4096 --network 50
     """
-    from loopwright.commands import inspect as verb
-    from loopwright.commands.console import show
+    from rich.text import Text
 
-    where = passed(gpus=gpus, gpu=gpu, per_node=per_node, link=link, network=network)
-    options = passed(batch=batch, dtype=dtype, policy=policy, tensors=tensors or None, worth=worth or None)
-    if train:
-        from loopwright.commands.inspect_train import inspect_train
+    from loopwright.checkpoints.save import describe
+    from loopwright.checkpoints.source import Source
+    from loopwright.cli import inspection
+    from loopwright.cli.console import console
+    from loopwright.cli.opening import find_config, find_dtype, warn_of_damage
+    from loopwright.model import cost
+    from loopwright.model.presets import PARTS_ALONE
+    from loopwright.retrofitting.surgery import freeze_base
 
-        if options:
-            raise typer.BadParameter(
-                "--batch, --dtype, --policy, --tensors and --advise do not go with --train: say batch=…, precision=…"
-            )
-        show(lambda: inspect_train(model, overrides or [], where=where, depth=depth, context=context), as_json)
-        return
-    if where:
-        raise typer.BadParameter(f"--{next(iter(where)).replace('_', '-')} needs --train, and a recipe in the place of the model")
-    show(lambda: verb.inspect(model, overrides or [], depth=depth, context=context, **options), as_json)
+    opened = Source(model)
+    inspection.refuse_recipe(opened)
+    config = find_config(opened, overrides or [])
+    if not opened.is_preset:
+        warn_of_damage(opened)
+    empty = cost.skeleton(config)
+    if opened.is_preset and model.removesuffix("-tiny") in PARTS_ALONE:
+        freeze_base(empty)
+    facts = cost.survey(empty, depth=depth, context=context, batch=batch, dtype=find_dtype(dtype), policy=policy)
+    summary, out = describe(config, facts["depth"]), console()
+    out.print(Text.assemble((model, "bold"), f": {summary}"), soft_wrap=True)
+    for one in (inspection.parameter_table(facts), inspection.flop_table(facts), inspection.byte_table(facts)):
+        out.print(one)
+    if tensors:
+        facts["tensors"] = cost.tensors(empty)
+        out.print(inspection.tensor_table(facts["tensors"], facts["dtype"]))
+    return {"model": model, "summary": summary, **facts}
 
 
 def check(
@@ -106,29 +98,45 @@ def check(
 
     loopwright check asura
     """
-    from loopwright.commands import check as verb
-    from loopwright.commands.console import show
+    from loopwright.cli import checks
+    from loopwright.cli.console import show
 
-    reports = show(lambda: verb.check_presets() if model is None else verb.check(
+    reports = show(lambda: checks.check_presets() if model is None else checks.check_model(
         model, dtype=dtype, device=device, seed=seed, full=full,
     ), as_json)  # fmt: skip
     if not all(report.ok for report in reports.values()):
         raise typer.Exit(1)
 
 
-def presets(as_json: Json = False) -> None:
+@with_json
+def presets(as_json: Json = False) -> list[dict[str, Any]]:
     """List the systems that can be built by name, with their size and layout.
 
     Example:
 
     loopwright presets
     """
-    from loopwright.commands import presets as verb
-    from loopwright.commands.console import show
+    from rich.table import Column, Table
 
-    show(verb.presets, as_json)
+    from loopwright.checkpoints.save import stacks
+    from loopwright.cli.console import console
+    from loopwright.model import cost
+    from loopwright.model.presets import PRESETS, SOURCES, preset
+
+    table = Table(Column("preset", no_wrap=True), Column("parameters", justify="right", no_wrap=True), "stacks", "system")
+    rows = []
+    for name in PRESETS:
+        config = preset(name)
+        total, layers = cost.parameters(config)["total"].unique, stacks(config, config.depth)
+        rows.append({"preset": name, "parameters": total, "stacks": layers, "system": SOURCES[name]})
+        table.add_row(name, f"{total:,}", layers, SOURCES[name])
+    out = console()
+    out.print(table)
+    out.print("NAME-tiny is the same system at test size; lw.build(NAME) makes either with fresh weights.")
+    return rows
 
 
+@with_json
 def retrofit(
     source: Annotated[str, typer.Argument(metavar="SOURCE", help="A dense model's folder or hub id, with its tokenizer.")],
     out: Annotated[str, typer.Argument(metavar="OUT", help="The folder to write; a model folder there is replaced.")],
@@ -153,7 +161,7 @@ def retrofit(
     device: Device = "cpu",
     as_json: Json = False,
     imports: Import = None,
-) -> None:
+) -> dict[str, Any]:
     """Make a dense model looped: keep some layers, loop some, add parts, write a folder. Nothing is trained.
 
     A system is a layout with parts: ouroboros, ouroboros-static, ouroboros-refiner (as published), ouroboros-identity,
@@ -169,30 +177,33 @@ def retrofit(
 
     loopwright retrofit ./my-llama ./looped --prelude 4 --core 10-12 --coda 4 depth=8
     """
-    from loopwright.commands import retrofit as verb
-    from loopwright.commands.console import show
+    from loopwright.cli import conversion
 
-    show(lambda: verb.retrofit(
+    return conversion.retrofit(
         source, out, words or [],
         prelude=prelude, core=core, coda=coda, search_text=search, by=search_by, search_depth=search_depth, text=text,
         tokens=tokens, seed=seed, dtype=dtype, device=device, command=["loopwright", *COMMAND],
-    ), as_json)  # fmt: skip
+    )  # fmt: skip
 
 
+@with_json
 def push(
     folder: Annotated[str, typer.Argument(metavar="FOLDER", help="The folder of a saved model, a run or a checkpoint.")],
     repo: Annotated[str, typer.Argument(metavar="OWNER/NAME", help="The repository. Made where it is not there.")],
     private: Annotated[bool, typer.Option("--private", help="Visible to its owner alone; refuses a public one.")] = False,
     as_json: Json = False,
     imports: Import = None,
-) -> None:
+) -> dict[str, str]:
     """Upload a model to the Hugging Face hub, with its card, after its files were checked. Needs a token (hf auth login).
 
     Example:
 
     loopwright push runs/mine me/my-looped-model --private
     """
-    from loopwright.commands import push as verb
-    from loopwright.commands.console import show
+    from loopwright.checkpoints import hub
+    from loopwright.cli.console import console, told_warnings
 
-    show(lambda: verb.push(folder, repo, private=private), as_json)
+    with told_warnings():
+        address = hub.push(folder, repo, private=private)
+    console().print(f"pushed: {address}", markup=False, soft_wrap=True)
+    return {"folder": folder, "repo": repo, "address": address}

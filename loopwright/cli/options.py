@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import wraps
 from typing import Annotated, Any
 
 import typer
@@ -23,9 +25,16 @@ def seed_of(value: int | None) -> int | None:
     return value
 
 
-def passed(**options: Any) -> dict[str, Any]:
-    """Returns the options that were given a value."""
-    return {name: value for name, value in options.items() if value is not None}
+def with_json(verb: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a verb that prints for people, or with `as_json` what it returns as JSON, and nothing else on stdout."""
+
+    @wraps(verb)
+    def run(*words: Any, as_json: bool = False, **options: Any) -> Any:
+        from loopwright.cli.console import show
+
+        return show(lambda: verb(*words, **options), as_json)
+
+    return run
 
 
 def draft_of(value: str | None) -> int | str | None:
@@ -60,32 +69,8 @@ def recipe_names(incomplete: str) -> list[str]:
     return [name for name in names() if name.startswith(incomplete)]
 
 
-ModelOrRecipe = Annotated[
-    str,
-    typer.Argument(
-        metavar="MODEL",
-        help="A model's folder, a hub id (owner/name) or a preset's name; with --train a recipe's name or file.",
-        autocompletion=preset_names,
-    ),
-]
-Changes = Annotated[
-    list[str] | None, typer.Argument(metavar="NAME=VALUE", help="Changes to the config (with --train: to the recipe).")
-]
-RowTokens = Annotated[
-    int | None, typer.Option(callback=whole, help="Tokens per row. Default: 2048, or the model's most; with --train its data's.")
-]
-TrainCost = Annotated[
-    bool, typer.Option("--train", help="Estimate the training of a recipe on --gpus: bytes on each, seconds an update.")
-]
-Gpus = Annotated[int | None, typer.Option(callback=whole, help="With --train: how many GPUs. Default: 8.")]
-Gpu = Annotated[
-    str | None, typer.Option(help="With --train: which card (B200, H200, H100, A100, L40S, RTX 4090 …). Default: H200.")
-]
-PerNode = Annotated[int | None, typer.Option(callback=whole, help="With --train: GPUs in a node. Default: 8.")]
-Link = Annotated[float | None, typer.Option(help="With --train: GB/s of a GPU to its node, each direction. Default: the card's.")]
-Network = Annotated[
-    float | None, typer.Option(help="With --train: GB/s of a node to others. Default: 400 (eight adapters of 400 Gb/s).")
-]
+Changes = Annotated[list[str] | None, typer.Argument(metavar="NAME=VALUE", help="Changes to the config.")]
+RowTokens = Annotated[int | None, typer.Option(callback=whole, help="Tokens per row. Default: 2048, or the model's most.")]
 Folder = Annotated[str, typer.Argument(metavar="MODEL", help="A model's folder or a hub id (owner/name), with its tokenizer.")]
 Words = Annotated[str | None, typer.Option(metavar="PATH", help="A tokenizer's folder or hub id. Default: the model's own.")]
 Import = Annotated[
@@ -99,10 +84,7 @@ Depth = Annotated[
     int | None, typer.Option(callback=whole, help="Number of steps: how often the core runs. Default: the model's own.")
 ]
 Device = Annotated[str, typer.Option(help="Where to run: cpu, cuda, cuda:1, mps.")]
-DTYPES = "float32 (fp32), bfloat16 (bf16), float16 (fp16) or float64."
-Dtype = Annotated[str, typer.Option(help=DTYPES)]
-# None where it is not given: it does not go with --train
-InspectDtype = Annotated[str | None, typer.Option(help=f"{DTYPES} Default: bf16.")]
+Dtype = Annotated[str, typer.Option(help="float32 (fp32), bfloat16 (bf16), float16 (fp16) or float64.")]
 StateSeed = Annotated[
     int | None, typer.Option(callback=seed_of, help="Of the initial state, in models that start from noise (Huginn).")
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -22,9 +22,11 @@ from loopwright.cli.options import (
     recipe_names,
     seed_of,
     whole,
+    with_json,
 )
 
 
+@with_json
 def recipes(
     name: Annotated[
         str | None,
@@ -32,7 +34,7 @@ def recipes(
     ] = None,
     as_json: Json = False,
     imports: Import = None,
-) -> None:
+) -> Any:
     """List the shipped recipes, or print one.
 
     Examples:
@@ -41,10 +43,28 @@ def recipes(
 
     loopwright recipes stars-addition > mine.yaml
     """
-    from loopwright.commands import recipes as verb
-    from loopwright.commands.console import show
+    from rich.table import Column, Table
 
-    show(lambda: verb.recipes(name), as_json)
+    from loopwright.cli.console import console
+    from loopwright.recipes import FOLDER, find, names
+    from loopwright.schema import read_yaml
+
+    if name is not None:
+        from loopwright.training.recipe import shown_recipe  # every table of kinds, and torch with them
+
+        text = shown_recipe(find(name))
+        print(text, end="")
+        return read_yaml(text, name)
+    table = Table(Column("recipe", no_wrap=True), "what it trains")
+    rows = [{"recipe": one, "about": read_yaml((FOLDER / f"{one}.yaml").read_text(), one)["about"]} for one in names()]
+    for row in rows:
+        table.add_row(*row.values())
+    out = console()
+    out.print(table)
+    out.print(
+        "loopwright train NAME a.b=c … trains one, changed; --toy runs two updates of it at test size; recipes NAME prints it."
+    )
+    return rows
 
 
 def train(
@@ -74,12 +94,35 @@ def train(
 
     accelerate launch --num_processes 2 -m loopwright train addition-stable
     """
-    from loopwright.commands import train as verb
+    import shlex
+    from pathlib import Path
 
-    if not verb.train(recipe, overrides or [], out=out, resume=resume, toy=toy, track=track, imports=imports or []):
-        raise typer.Exit(130)
+    from accelerate import PartialState
+
+    from loopwright.cli.console import console
+    from loopwright.process import fitting_threads
+    from loopwright.recipes import find
+    from loopwright.recipes import recipe as find_recipe
+    from loopwright.registry import noted_files
+    from loopwright.training import loop
+    from loopwright.training.report import Terminal
+
+    changes = [*(overrides or []), *([] if track is None else [f"track={track}"])]
+    chosen = find_recipe(recipe, changes, toy=toy)
+    folder = Path(out) if out else Path("runs") / (find(recipe).stem + ("-toy" if toy else ""))
+    outcome = loop.train(chosen, folder, resume=resume, reporter=Terminal(folder.name), within=fitting_threads)
+    if PartialState().is_main_process:
+        parts = [word for file in imports or [] for word in ("--import", file)]
+        words = [recipe, *changes, *(["--toy"] if toy else []), *parts, "--out", str(folder), "--resume"]
+        again = shlex.join(["loopwright", "train", *words])
+        then = shlex.join(["loopwright", "evaluate", str(folder), *(word for file in noted_files() for word in ("--import", file))])
+        line = f"next: {then}" if outcome.finished else f"go on with: {again}"
+        console(stderr=not outcome.finished).print(line, markup=False, soft_wrap=True)
+    if not outcome.finished:
+        raise KeyboardInterrupt
 
 
+@with_json
 def evaluate(
     run: Annotated[str, typer.Argument(metavar="RUN", help="A run folder; or a model's folder, with --text, --tasks or --data.")],
     depths: Measured = None,
@@ -116,7 +159,7 @@ def evaluate(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace results of other depths, rows or weights.")] = False,
     as_json: Json = False,
     imports: Import = None,
-) -> None:
+) -> dict[str, Any]:
     """Measure a run at every depth from one pass: loss, exact match with intervals, overthinking; as table, file and figure.
 
     With --text: measure the held-out loss of any model on any text, by passage, and bits per byte. Causality is checked before
@@ -143,19 +186,19 @@ def evaluate(
 
     loopwright evaluate ./my-chat-model --tasks gsm8k --shots 0 --chat --system "You reason." --max-new-tokens 2048
     """
-    from loopwright.commands import evaluate as verb
-    from loopwright.commands.console import show
+    from loopwright.cli import results
 
     asking = {"chat": chat, "system": system, "max_new_tokens": max_new_tokens}
-    show(lambda: verb.as_data(verb.evaluate(
+    return results.as_data(results.evaluate(
         run,
         depths=depths, splits=split or [], checkpoint=checkpoint, data=data, texts=text or [], context=context, tokenizer=tokenizer,
         field=field, teacher_forced=teacher_forced, honest=honest, rows=rows, batch=batch, decode=decode, exit=exit or [],
         time=time, tasks=tasks, task_data=task_data, shots=shots, asking=asking, state_seeds=state_seeds, device=device,
         dtype=dtype, out=out, overwrite=overwrite,
-    )), as_json)  # fmt: skip
+    ))  # fmt: skip
 
 
+@with_json
 def compare(
     first: Annotated[str, typer.Argument(metavar="FIRST", help="A run, a model's folder or a hub id.")],
     second: Annotated[str, typer.Argument(metavar="SECOND", help="The other; the same again compares two depths.")],
@@ -178,7 +221,7 @@ def compare(
     device: Device = "cpu",
     as_json: Json = False,
     imports: Import = None,
-) -> None:
+) -> Any:
     """Compare two models, or one at two depths, on the same rows or passages: paired differences with 95 % intervals.
 
     Intervals are over the documents of text, also of a run's windows, and else over rows. A difference is decided where its
@@ -192,16 +235,23 @@ def compare(
 
     loopwright compare ./looped ./dense --text heldout.jsonl --json
     """
-    from loopwright.commands import evaluate as verb
-    from loopwright.commands.console import show
+    from loopwright import api
+    from loopwright.cli.console import console, told_warnings
+    from loopwright.cli.opening import find_device
+    from loopwright.cli.results import name_texts, parse_pair
 
-    show(lambda: verb.compare(
-        first, second,
-        depths=depths, data=data, texts=text or [], tokenizer=tokenizer, splits=split or [], rows=rows, batch=batch,
-        context=context, device=device,
-    ), as_json)  # fmt: skip
+    with told_warnings():
+        comparison = api.compare(
+            first, second,
+            depths=parse_pair(depths), data=data, text=name_texts(text or []) or None, tokenizer=tokenizer, splits=split or [],
+            rows=rows, batch=batch, context=context, device=find_device(device),
+        )  # fmt: skip
+    printer = console()
+    printer.print(comparison.table(printer.width))
+    return comparison
 
 
+@with_json
 def bench(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A model's folder, a run, a hub id, or a preset (random weights).")],
     depths: Annotated[str | None, typer.Option(help="1,4 or 1:8. Default: 1, half the model's own depth, its own.")] = None,
@@ -213,7 +263,7 @@ def bench(
     as_json: Json = False,
     out: Annotated[str | None, typer.Option(help="Also write bench.json and bench.svg into this folder.")] = None,
     imports: Import = None,
-) -> None:
+) -> Any:
     """Measure how fast a model decodes: tokens/s, time to first token and memory, at depths and batch sizes.
 
     Beside each speed stands the bound: a token reads the core's weights once per step, the other weights once and every row's
@@ -228,13 +278,48 @@ def bench(
 
     OMP_NUM_THREADS=1 loopwright bench ./my-model --json
     """
-    from loopwright.commands import bench as verb
-    from loopwright.commands.console import show
+    import json
+    from pathlib import Path
 
-    show(lambda: verb.bench(
-        model,
-        depths=depths, batches=batches, prompt_tokens=prompt_tokens, new_tokens=new_tokens, device=device, dtype=dtype, out=out,
-    ), as_json)  # fmt: skip
+    from loopwright.checkpoints.source import Source
+    from loopwright.cli.console import console
+    from loopwright.cli.opening import find_device, find_dtype, open_model
+    from loopwright.cli.results import need_writable
+    from loopwright.evaluation.by_depth import parse_depths
+    from loopwright.evaluation.throughput import throughput
+    from loopwright.model.presets import build
+    from loopwright.process import fitting_threads, say
+    from loopwright.storage.files import write_whole
+    from loopwright.storage.run import RunFolder
+
+    where, kind = find_device(device), find_dtype(dtype)
+    opened, sizes = Source(model), parse_depths(batches, "batches")
+    asked = parse_depths(depths) if depths else None
+    if out is not None:
+        RunFolder(out).check_out("bench")
+        need_writable("bench", Path(out))
+    if opened.is_preset:  # speed does not depend on what the weights are
+        built = build(model).to(device=where, dtype=kind)  # type: ignore[call-arg]  # how transformers wraps `to`
+    else:
+        opened.need_weights("bench")
+        built = open_model(opened, kind, where)
+    usual = built.config.check_depth(None)
+    with fitting_threads(built):
+        report = throughput(
+            built, asked or ([1] if not built.config.is_looped else sorted({1, max(1, usual // 2), usual})), sizes,
+            prompt_tokens=prompt_tokens, new_tokens=new_tokens, source=opened.name,
+            tell=lambda line: say(f"bench: {line} …"),
+        )  # fmt: skip
+    printer = console()
+    printer.print(report.table(printer.width))
+    if out is not None:
+        folder = Path(out)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_whole(folder / "bench.json", json.dumps(report.to_dict(), indent=2) + "\n")
+        report.plot(folder / "bench.svg")
+        for name in ("bench.json", "bench.svg"):
+            printer.print(f"written: {folder / name}", markup=False, soft_wrap=True)
+    return report
 
 
 def analyze(
@@ -276,12 +361,12 @@ def analyze(
 
     loopwright analyze ./my-model --prompts "Hello! I hope that you are well." --device cuda --dtype bf16
     """
-    from loopwright.commands import analyze as verb
+    from loopwright.cli import analysis
 
-    verb.analyze(
-        model, verb.PromptOptions(prompts, data, examples, seed, tokenizer, system, pad_system),
+    analysis.analyze(
+        model, analysis.PromptOptions(prompts, data, examples, seed, tokenizer, system, pad_system),
         depth=depth, compare=compare, batch=batch, pairs=pairs, state_seed=state_seed, ablate=ablate,
-        limits=verb.LimitOptions(tau, p, series), device=device, dtype=dtype, out=out,
+        limits=analysis.LimitOptions(tau, p, series), device=device, dtype=dtype, out=out,
     )  # fmt: skip
 
 
@@ -297,7 +382,7 @@ def demo(
 
     loopwright demo
     """
-    from loopwright.commands import demo as verb
+    from loopwright.cli import demonstration
 
-    if not verb.demo(out, toy=toy):
+    if not demonstration.demo(out, toy=toy):
         raise typer.Exit(1)

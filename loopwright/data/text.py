@@ -32,8 +32,6 @@ class Text:
     some drawn by lot.
     """
 
-    alike = True  # as in `Splits`, known before anything is read
-
     def __init__(
         self,
         *,
@@ -72,8 +70,6 @@ class Hub:
     The dataset is a hub id or a folder that the `datasets` package can read. Where no `valid_split` is given, the first `valid`
     documents are held out of `split` instead. Give a `revision` to be sure of reading the same documents again.
     """
-
-    alike = True
 
     def __init__(
         self,

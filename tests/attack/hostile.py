@@ -202,14 +202,14 @@ def word(rng: Random) -> str:
 
 def command_line(rng: Random, folder: Path) -> None:
     """A command line. The long work of train, check, analyze and demo is replaced; what is said before it is not."""
-    import loopwright.commands.analyze as analysing
-    import loopwright.commands.check as checking
-    import loopwright.commands.demo as demo
-    import loopwright.commands.train as training
+    import loopwright.cli.analysis as analysing
+    import loopwright.cli.checks as checking
+    import loopwright.cli.demonstration as demo
+    import loopwright.training.loop as training
 
     checking.conformance.check = lambda model, progress: _stop()
     analysing._study = lambda *args, **options: _stop()
-    training.run_training = lambda *args, **options: _stop()
+    training.train = lambda *args, **options: _stop()
     demo.demo = lambda *args, **options: _stop()
     verb = rng.choice([*VERBS] * 6 + [word(rng), "--help", "--version"])
     words = [verb, *sound_words(verb, rng)]

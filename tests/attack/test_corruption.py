@@ -22,7 +22,7 @@ import pytest
 import torch
 
 import loopwright as lw
-from loopwright.commands.retrofit import retrofit
+from loopwright.cli.conversion import retrofit
 from loopwright.storage.manifest import CARD, verify
 from loopwright.training.checkpoint import base_references, latest_good, save_checkpoint
 from loopwright.training.optim import EMA

@@ -20,7 +20,7 @@ import pytest
 import torch
 
 import loopwright as lw
-from loopwright.commands.retrofit import retrofit
+from loopwright.cli.conversion import retrofit
 from loopwright.data.tokens import kept_shards
 from loopwright.storage.folder import settled
 from loopwright.training.checkpoint import save_checkpoint

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 import loopwright as lw
 from loopwright.checkpoints.load import DTYPE_NAMES, generation_config_of
-from loopwright.commands.device import find_dtype
+from loopwright.cli.opening import find_dtype
 from tests.cases import golden_folders
 from tests.checkpoints.parity import folder_copy
 

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from loopwright import cli
-from loopwright.commands import presets
+from loopwright.model import cost
 from loopwright.recipes import FOLDER as RECIPES
 from tests.cli.exit_codes import run
 
@@ -45,15 +45,8 @@ def test_the_list_of_verbs(capsys: pytest.CaptureFixture[str]) -> None:
         (["inspect", "huginn", "--batch", "-1"], "batch must be a whole number >= 1 (got -1)"),
         (["inspect", "stars-addition", "--context", "513"], "learned positions end"),
         (["inspect", "huginn", "--policy", "some"], "unknown policy 'some'"),
-        (
-            ["inspect", "ouro-pretrain", "--train", "--batch", "1"],
-            "--tensors and --advise do not go with --train",
-        ),
-        (["inspect", "ouro-pretrain", "--train", "--dtype", "bf16"], "do not go with --train: say batch=…, precision=…"),
-        (["inspect", "huginn", "--gpus", "8"], "--gpus needs --train"),
-        (["inspect", "ouro-pretrain", "--train", "--advise"], "--advise do not go with --train"),
-        (["inspect", "ouro-pretrain"], "model: 'ouro-pretrain' is a recipe; give --train to see what training it costs"),
-        (["inspect", str(RECIPES / "ouro-pretrain.yaml")], "ouro-pretrain.yaml' is a recipe; give --train"),
+        (["inspect", "ouro-pretrain"], "model: 'ouro-pretrain' is a recipe; give a model's folder, a hub id or a preset's name"),
+        (["inspect", str(RECIPES / "ouro-pretrain.yaml")], "ouro-pretrain.yaml' is a recipe; give a model's folder"),
         (["inspect", "./no/such/folder"], "no such folder"),
         (["check", "./no/such/folder"], "no such folder"),
         (["generate", "./no/such/folder", "hello"], "no such folder"),
@@ -106,7 +99,7 @@ def test_no_arguments_show_the_help(monkeypatch: pytest.MonkeyPatch, capsys: pyt
 
 
 def test_an_error_of_ours_is_one_line_and_another_code(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(presets, "presets", lambda: {}["kind"])
+    monkeypatch.setattr(cost, "parameters", lambda config: {}["kind"])
     assert run("presets") == 70
     printed = capsys.readouterr().err
     assert printed.startswith("loopwright: an error that nobody foresaw: KeyError: 'kind'; the traceback is in ")
@@ -114,19 +107,19 @@ def test_an_error_of_ours_is_one_line_and_another_code(monkeypatch: pytest.Monke
 
 
 def test_an_interrupt_is_quiet(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def interrupted() -> None:
+    def interrupted(config: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(presets, "presets", interrupted)
+    monkeypatch.setattr(cost, "parameters", interrupted)
     assert run("presets") == 130
     assert capsys.readouterr().err == ""
 
 
 def test_a_long_message_is_still_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def wrong() -> None:
+    def wrong(config: object) -> None:
         raise ValueError("first: wrong\n  second: wrong too")
 
-    monkeypatch.setattr(presets, "presets", wrong)
+    monkeypatch.setattr(cost, "parameters", wrong)
     assert run("presets") == 2
     assert capsys.readouterr().err == "loopwright: first: wrong second: wrong too\n"
 

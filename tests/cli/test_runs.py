@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,8 +13,10 @@ import loopwright as lw
 from loopwright import cli
 from loopwright.checking import conformance
 from loopwright.checking.conformance import CheckReport, CheckRow
-from loopwright.cli import main
-from loopwright.commands import evaluate, train
+from loopwright.cli import main, results
+from loopwright.recipes import recipe
+from loopwright.training import loop
+from loopwright.training.recipe import Recipe
 from tests.checkpoints.dense import source
 from tests.cli.exit_codes import run
 from tests.generation.tiny import WORDS, word_tokenizer
@@ -81,7 +84,7 @@ def test_compare_refuses_what_is_wrong(places: dict[str, str], capsys: pytest.Ca
 
 
 def test_a_run_that_was_stopped_exits_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(train, "train", lambda *args, **kwargs: False)
+    monkeypatch.setattr(loop, "train", lambda *args, **kwargs: SimpleNamespace(finished=False))
     assert run("train", "demo-plain") == 130
 
 
@@ -89,33 +92,27 @@ def test_training_options_reach_the_work(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     seen: dict[str, object] = {}
-    monkeypatch.setattr(train, "train", lambda *args, **options: seen.update(args=args, **options) or True)
+
+    def trained(recipe: Recipe, folder: Path, *, resume: bool, **options: object) -> object:
+        seen.update(recipe=recipe, folder=folder, resume=resume)
+        return SimpleNamespace(finished=True)
+
+    monkeypatch.setattr(loop, "train", trained)
     (tmp_path / "parts_of_a_run.py").write_text("NAME = 'executed'\n")
     parts = str(tmp_path / "parts_of_a_run.py")
     with own_kinds():
-        assert (
-            run(
-                "train",
-                "demo-plain",
-                "seed=3",
-                "optim.lr=1e-4",
-                "--out",
-                "here",
-                "--resume",
-                "--toy",
-                "--track",
-                "wandb",
-                "--import",
-                parts,
-            )
-            == 0
-        )
+        options = ["--out", "here", "--resume", "--toy", "--track", "wandb", "--import", parts]
+        assert run("train", "demo-plain", "seed=3", "optim.lr=1e-4", *options) == 0
         assert sys.modules.pop("parts_of_a_run").NAME == "executed"
         assert run("train", "demo-plain", "--import", str(tmp_path / "gone.py")) == 2
-    words = {"args": ("demo-plain", ["seed=3", "optim.lr=1e-4"]), "out": "here", "resume": True, "toy": True}
-    assert seen == {**words, "track": "wandb", "imports": [parts]}
-    monkeypatch.setattr(evaluate, "evaluate", lambda run, **options: seen.update(run=run, **options))
-    monkeypatch.setattr(evaluate, "as_data", lambda found: {})
+    assert seen == {
+        "recipe": recipe("demo-plain", ["seed=3", "optim.lr=1e-4", "track=wandb"], toy=True),
+        "folder": Path("here"),
+        "resume": True,
+    }
+    assert f"--import {parts}" in capsys.readouterr().out
+    monkeypatch.setattr(results, "evaluate", lambda run, **options: seen.update(run=run, **options))
+    monkeypatch.setattr(results, "as_data", lambda found: {})
     assert run("evaluate", "runs/x", "--depths", "1:8", "--split", "test", "--split", "valid", "--rows", "9", "--no-decode") == 0
     assert (seen["run"], seen["depths"], seen["splits"], seen["rows"], seen["decode"]) == (
         "runs/x",

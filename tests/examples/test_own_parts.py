@@ -16,8 +16,9 @@ import pytest
 import torch
 
 import loopwright as lw
-from loopwright.commands import evaluate, generate, inspect
-from loopwright.commands.train import train as train_verb
+from loopwright.cli import continuation, results
+from loopwright.cli.models import inspect
+from loopwright.cli.runs import train as train_verb
 from loopwright.model.cost import pass_flops
 from loopwright.recipes import recipe
 from loopwright.schema import read_yaml, write_yaml
@@ -112,11 +113,11 @@ def test_without_its_parts_a_run_is_one_line_that_names_kind_and_file(strange: P
     with pytest.raises(ValueError, match=rf"injection: unknown kind 'scaled'; allowed: .*; {NAMED}") as caught:
         lw.load(strange)
     assert "\n" not in str(caught.value)
-    for verb in (lambda: inspect.inspect(str(strange)), lambda: generate.generate(str(strange), "abc")):
+    for verb in (lambda: inspect(str(strange)), lambda: continuation.generate(str(strange), "abc")):
         with pytest.raises(ValueError, match=NAMED):
             verb()
     with pytest.raises(ValueError, match=NAMED):
-        evaluate.evaluate(str(strange))
+        results.evaluate(str(strange))
 
 
 def _planted(strange: Path, tmp_path: Path, key: str) -> tuple[Path, Path]:
@@ -140,9 +141,9 @@ def test_a_strangers_run_executes_nothing(strange: Path, tmp_path: Path, key: st
     (tmp_path / "load.yaml").write_text(write_yaml(loads))
     openings = [
         lambda: lw.load(run),
-        lambda: inspect.inspect(str(run)),
-        lambda: generate.generate(str(run), "abc"),
-        lambda: evaluate.evaluate(str(run)),
+        lambda: inspect(str(run)),
+        lambda: continuation.generate(str(run), "abc"),
+        lambda: results.evaluate(str(run)),
         lambda: train_verb(str(run / "recipe.yaml"), out=str(tmp_path / "again")),
         lambda: train_verb(str(run / "recipe.yaml"), out=str(run), resume=True),
         lambda: train_verb(str(tmp_path / "load.yaml"), out=str(tmp_path / "loaded")),

@@ -10,8 +10,8 @@ import torch
 
 import loopwright as lw
 from loopwright.checkpoints.adapters import RECORD
-from loopwright.commands.evaluate import evaluate
-from loopwright.commands.recipes import recipes as show_recipes
+from loopwright.cli.results import evaluate
+from loopwright.cli.runs import recipes as show_recipes
 from loopwright.recipes import FOLDER, find, names, recipe
 from loopwright.training.loop import train
 from tests.generation.tiny import DENSE, WORDS, save_model

@@ -16,8 +16,8 @@ import loopwright as lw
 from loopwright.analysis.study import SETS
 from loopwright.analysis.summary import PUBLISHED, LimitOptions, summarise
 from loopwright.analysis.trace.single_prompt import neuron_shares
+from loopwright.cli.analysis import PromptOptions, opening_of, rows_of
 from loopwright.cli.runs import analyze
-from loopwright.commands.analyze import PromptOptions, opening_of, rows_of
 from loopwright.metrics import classify_limit, col_sum_concentration, mixing_score, residual_entropy, sink_rate, sink_score
 from loopwright.recipes import recipe
 from tests.cases import noisy
