@@ -26,8 +26,8 @@ import torch
 from torch import Tensor
 
 from loopwright.checking.probes import Verdict
-from loopwright.evaluation.by_depth import Progress
 from loopwright.evaluation.likelihood import need_likelihood
+from loopwright.evaluation.report import Progress
 from loopwright.evaluation.tasks import OWN, Asking, TaskNames, TaskReport, known_names, local_config, task_report
 from loopwright.generation.engine import Engine
 from loopwright.generation.readings import check_depths

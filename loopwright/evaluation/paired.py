@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from loopwright.data.batch import BatchSource, owners_of
-from loopwright.evaluation.by_depth import drawn_of, joined, number_table, over, stacked
+from loopwright.evaluation.by_depth import drawn_of, evaluating, joined, stacked
 from loopwright.evaluation.likelihood import NOT_A_LIKELIHOOD, need_likelihood
+from loopwright.evaluation.report import number_table, over
 from loopwright.evaluation.text import HeldOut, unit_of
 from loopwright.generation.readings import Reading, readings
 from loopwright.metrics.intervals import FEWEST, mean_interval, paired_interval, share_interval, share_of_gap_interval
@@ -110,9 +111,7 @@ def _measured(
     """What a model gives for each row, and for each document of each batch where rows are windows of documents."""
     parts: list[Reading] = []
     owned: list[dict[str, Tensor]] = []
-    training = model.training
-    model.eval()
-    try:
+    with evaluating(model):
         for start in range(0, len(rows), batch_size):
             places = range(start, min(start + batch_size, len(rows)))
             batch = rows.batch(places)
@@ -121,8 +120,6 @@ def _measured(
             if held is not None:
                 loss = stacked([parts[-1].of_documents])[0]
                 owned.append({"documents": held.documents, "targets": held.targets, "loss": loss})
-    finally:
-        model.train(training)
     found = {name: torch.cat([getattr(part, name).double().cpu() for part in parts]) for name in ("loss", "targets", "exact")}
     return found, joined(owned)
 

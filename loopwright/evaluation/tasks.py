@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import torch
 
 from loopwright.data.records import Files
-from loopwright.evaluation.by_depth import Column, column, number_table, rate_lines
-from loopwright.evaluation.report import Reports, Saved, columns_of
+from loopwright.evaluation.by_depth import rate_lines
+from loopwright.evaluation.report import Column, Reports, Saved, column, columns_of, number_table
 from loopwright.metrics.intervals import mean_interval, wilson_interval
 from loopwright.metrics.score import DepthRates, depth_rates
 from loopwright.plot.drawing import Curve, Drawing

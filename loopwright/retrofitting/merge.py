@@ -2,7 +2,7 @@
 
 What is made has no adapters and computes the same, so a family can hold it (export.py). It shares no tensor with what was given.
 
-Parts-only saving (parts.py says in what form), and the way back onto a base.
+Parts-only saving (checkpoints/adapters.py says in what form), and the way back onto a base.
 """
 
 from __future__ import annotations

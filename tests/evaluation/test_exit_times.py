@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from loopwright.data.batch import Batch
-from loopwright.evaluation import exits as module
-from loopwright.evaluation.exits import clock_of, exit_times, prompts_of
+from loopwright.evaluation import throughput as module
+from loopwright.evaluation.throughput import clock_of, exit_times, prompts_of
 from loopwright.generation.exit_rules import build_exit
 from loopwright.generation.request import Request, RequestOptions
 from loopwright.generation.scheduler import Scheduler

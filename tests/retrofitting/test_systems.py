@@ -6,16 +6,21 @@ from typing import Any
 
 import pytest
 
+from loopwright.model.parts.state import huginn_std
 from loopwright.retrofitting.layout import LAYOUTS, find_layout
-from loopwright.retrofitting.systems import SYSTEMS, make_plan, promised
+from loopwright.retrofitting.systems import make_plan, promised, systems
 
 
 def test_every_system_is_sound_and_every_rule_has_one() -> None:
-    plans = {name: make_plan(name, {}) for name in SYSTEMS}
+    plans = {name: make_plan(name, {}) for name in systems()}
     assert {plan.layout["kind"] for plan in plans.values()} | {"lists"} == set(LAYOUTS)
-    assert {system.equals for system in SYSTEMS.values()} == {"truncated", "full", "none"}
-    assert {system.trains for system in SYSTEMS.values()} == {"parts", "all"}
-    assert all(promised(name, plan) is SYSTEMS[name] for name, plan in plans.items())
+    assert {system.equals for system in systems().values()} == {"truncated", "full", "none"}
+    assert {system.trains for system in systems().values()} == {"parts", "all"}
+    assert all(promised(name, plan) is systems()[name] for name, plan in plans.items())
+
+
+def test_the_noise_of_a_retrofit_is_huginns() -> None:
+    assert systems()["retrofit"].plan["state"]["std"] == huginn_std(5280)
 
 
 def test_changes_reach_the_layout_the_parts_and_each_adapter() -> None:

@@ -26,7 +26,7 @@ from loopwright.model.passes import Place
 from loopwright.model.taps import Recorder
 from loopwright.recipes import recipe
 from loopwright.retrofitting.layout import find_layout
-from loopwright.retrofitting.systems import SYSTEMS, make_plan
+from loopwright.retrofitting.systems import make_plan, systems
 from loopwright.schema import build_kind
 from loopwright.training.depth import RULES
 from loopwright.training.objectives.losses import OBJECTIVES
@@ -156,7 +156,7 @@ def test_the_static_rival() -> None:
         expected = algorithm_1(model, IDS[:1], 3, lambda h, t: model.adapters[0].table[t, 0])
         assert gap(model(IDS[:1], depth=3).logits, expected) < 1e-11
     assert not lw.retrofit(source("qwen2"), "ouroboros-static", adapters={"rank": 4}).adapters[0].table.any()
-    ours, rival = (dict(SYSTEMS[name].plan) for name in ("ouroboros", "ouroboros-static"))
+    ours, rival = (dict(systems()[name].plan) for name in ("ouroboros", "ouroboros-static"))
     assert {k for k in ours if ours[k] != rival[k]} == {"adapters"} and set(ours) == set(rival)
     chosen = [recipe(name, []) for name in RECIPES[:2]]
     assert {name for name in vars(chosen[0]) if getattr(chosen[0], name) != getattr(chosen[1], name)} <= {"about", "model", "toy"}
@@ -197,7 +197,7 @@ def test_the_baseline() -> None:
 def test_what_trains() -> None:
     for name in RECIPES:
         assert recipe(name, []).optim["train"] == ["adapters.*", "gate.*", "end_norm.*"]
-        assert SYSTEMS[recipe(name, []).model["system"]].trains == "parts"
+        assert systems()[recipe(name, []).model["system"]].trains == "parts"
     model = skeleton(lw.preset("ouroboros-qwen2.5-3b"))
     choose(model, recipe(RECIPES[0], []).optim["train"])
     d, s, steps, r = 2048, 128, 64, 32
@@ -313,7 +313,7 @@ def test_the_mean_residual_is_worked_out_in_float32() -> None:
 @differs(SYSTEM, "pooling of the state")
 def test_pooling_is_causal() -> None:
     leaking = made("ouroboros", adapters={**SMALL, **PRINTED})
-    assert SYSTEMS["ouroboros"].plan["adapters"][0].get("pooling") is None
+    assert systems()["ouroboros"].plan["adapters"][0].get("pooling") is None
     causal, other = made("ouroboros", adapters=SMALL), IDS[:1].clone()
     other[0, -1] += 1
     with torch.no_grad():
