@@ -309,12 +309,6 @@ class Evaluation(Reports[SweepReport | HeldOut | StartReport]):
             for split, report in self.reports.items()
         }
 
-    def to_pandas(self) -> Any:
-        """Returns the rows of `to_dict` as a pandas DataFrame with a column for the split; pandas must be installed."""
-        import pandas
-
-        return pandas.DataFrame([{"split": split, **row} for split, rows in self.to_dict().items() for row in rows])
-
     def __repr__(self) -> str:
         return f"Evaluation({'; '.join(repr(report) for report in self.reports.values())})"
 

@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 
 from loopwright.checking.probes import Verdict
-from loopwright.data.batch import Batch, documents_of
-from loopwright.data.batch import BatchSource as Rows
+from loopwright.data.batch import Batch, BatchSource, documents_of
 from loopwright.evaluation.by_depth import evaluating
 from loopwright.evaluation.likelihood import need_likelihood
 from loopwright.evaluation.report import Column, Progress, Reports, Saved, column, columns_of, number, number_table, over, percent
@@ -36,7 +35,7 @@ from loopwright.generation.exit_rules import (
     write_exit,
 )
 from loopwright.metrics.intervals import mean_interval
-from loopwright.metrics.score import IGNORED, chosen
+from loopwright.metrics.score import IGNORED, chosen, wide
 from loopwright.model.causal_lm import LoopedForCausalLM
 from loopwright.model.passes import Answers
 from loopwright.plot.drawing import Curve, Drawing
@@ -303,7 +302,7 @@ def of_text(model: LoopedForCausalLM, passages: Passages, rows: int | None, batc
     return Measured(groups, chosen.batch, units, unit, False, few, chosen.context, chosen.fingerprint)
 
 
-def of_rows(rows: Rows, batch: int, *, exact: bool, few: int | None = None) -> Measured:
+def of_rows(rows: BatchSource, batch: int, *, exact: bool, few: int | None = None) -> Measured:
     """Returns rows with answers, in batches."""
     groups = [range(first, min(first + batch, len(rows))) for first in range(0, len(rows), batch)]
     units, unit = documents_of(rows, range(len(rows))), "document"
@@ -392,8 +391,8 @@ def _read_batch(model: LoopedForCausalLM, places: Tensor, batch: Batch, rules: M
         before = after
     rows, inside = asked.nonzero().cpu().T
     means = {name: _stacked(each) for name, each in mixed.items()}
-    found = {name: torch.stack(each) for name, each in measured.items()}
-    return StepTable(*_stacked(scores), found, places[rows], inside + 1, means)
+    table = {name: torch.stack(each) for name, each in measured.items()}
+    return StepTable(*_stacked(scores), table, places[rows], inside + 1, means)
 
 
 def _stacked(scores: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
@@ -402,9 +401,9 @@ def _stacked(scores: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
 
 def _score(logits: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
     """The loss of each target [N], and whether it is the most likely token, of logits [N, V]."""
-    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    loss = (wide - wide.gather(-1, ids[:, None])).logsumexp(-1)
-    return loss.cpu(), (chosen(wide) == ids).cpu()
+    scores = wide(logits)
+    loss = (scores - scores.gather(-1, ids[:, None])).logsumexp(-1)
+    return loss.cpu(), (chosen(scores) == ids).cpu()
 
 
 def exit_depths(model: LoopedForCausalLM, rule: ExitRule, measured: Tensor) -> Tensor:

@@ -314,12 +314,12 @@ def held_out(
     targets, total_bytes = passages.targets(), sum(row.bytes for row in passages.rows)
     loss = table.sum(1) / targets.sum()
     low, high = mean_interval(table, targets, units_of(documents))
-    found = _honest(model, passages, wanted, honest, size) if honest else None
+    sample = _honest(model, passages, wanted, honest, size) if honest else None
     return HeldOut(
         passages.name, passages.context, unit_of(documents), len(set(documents)), len(passages), int(targets.sum()), total_bytes,
         passages.fingerprint, verdict.passed is True, verdict.detail, tuple(wanted),
         column(loss), column(low), column(high), column(loss.exp()), column(table.sum(1) / (math.log(2) * total_bytes)),
-        documents, tuple(targets.tolist()), tuple(column(row, digits=9) for row in table), found,
+        documents, tuple(targets.tolist()), tuple(column(row, digits=9) for row in table), sample,
         source, str(model.dtype).removeprefix("torch."),
     )  # fmt: skip
 

@@ -1,8 +1,6 @@
-"""Figures of training and evaluation from plain saved numbers.
+"""Figures of training, evaluation and inference from plain saved numbers.
 
-Figures of inference: what early exits cost and give, how fast a model decodes.
-
-Lines over steps: an orbit is drawn as what it is, and an axis of many steps has room for the first.
+Over steps, an orbit is drawn as what it is, and an axis of many steps has room for the first.
 """
 
 from __future__ import annotations

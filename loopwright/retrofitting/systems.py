@@ -121,21 +121,21 @@ def make_plan(system: str, changes: Mapping[str, Any]) -> RetrofitPlan:
 
 
 def promised(system: str, plan: RetrofitPlan) -> System | None:
-    """Returns the system where its word on the start still holds for a plan: sizes, layers and bases may differ, parts may not."""
+    """Returns the system if what it says of its start still applies to a plan: parts may not differ, sizes and layers may."""
     entry = find_system(system)
-    return entry if _ground(make_plan(system, {}), entry.equals) == _ground(plan, entry.equals) else None
+    return entry if _equality_fields(make_plan(system, {}), entry.equals) == _equality_fields(plan, entry.equals) else None
 
 
-def _ground(plan: RetrofitPlan, equals: str) -> list[Any]:
-    """What the word of a system rests on."""
+def _equality_fields(plan: RetrofitPlan, equals: str) -> list[Any]:
+    """Returns the values of a plan that its equality at the start depends on."""
     fields = ("state", "injection", "injection_start", "gate", "end_norm", "layer_post_norm", "final_norm")
-    ground: list[Any] = [getattr(plan, name) for name in fields]
-    ground += [[(spec["kind"], spec.get("stack")) for spec in plan.adapters or []]]
+    values: list[Any] = [getattr(plan, name) for name in fields]
+    values += [[(spec["kind"], spec.get("stack")) for spec in plan.adapters or []]]
     if any(
         ADAPTERS[spec["kind"]].starts_from == "factors" and stack_of(spec) == "core"
         for spec in plan.adapters or []
         if spec["kind"] in ADAPTERS
     ):  # bases are what its update starts as
-        ground.append(plan.bases)
+        values.append(plan.bases)
     rule = plan.layout["kind"] if isinstance(plan.layout, Mapping) else "given"
-    return [*ground, rule, plan.start] if equals == "full" else ground
+    return [*values, rule, plan.start] if equals == "full" else values

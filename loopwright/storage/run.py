@@ -217,7 +217,7 @@ def origin(command: Sequence[str] | None = None, code: Sequence[str] = ()) -> di
     cuda = range(torch.cuda.device_count()) if torch.cuda.is_available() else ()
     return {
         "loopwright": VERSION,
-        **_commit(Path(__file__).parent, code),
+        **_commit(Path(__file__).parents[1], code),
         "python": platform.python_version(),
         "torch": str(torch.__version__),
         **{name: metadata.version(name) for name in packages},

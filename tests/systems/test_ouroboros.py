@@ -288,9 +288,9 @@ def test_the_halter() -> None:
 @same(SYSTEM, "share of the gap that is recovered: 51.3 %")
 def test_share_recovered() -> None:
     from loopwright.evaluation.paired import recovered
-    from tests.evaluation.test_paired import report
+    from tests.evaluation.test_reports import made_report
 
-    found = [report(torch.full((1, 80), loss, dtype=torch.float64)) for loss in (5.080, 8.975, 1.378)]
+    found = [made_report(torch.full((1, 80), loss, dtype=torch.float64)) for loss in (5.080, 8.975, 1.378)]
     share = recovered(found[0], worse=found[1], better=found[2]).share
     assert share == pytest.approx((8.975 - 5.080) / (8.975 - 1.378), abs=1e-9) and round(100 * share, 1) == 51.3
 
