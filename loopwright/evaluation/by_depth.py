@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from loopwright.checking.probes import Verdict
-from loopwright.data.batch import BatchSource, owners_of
+from loopwright.data.batch import Batch, BatchSource, owners_of
 from loopwright.evaluation.likelihood import need_likelihood
 from loopwright.evaluation.report import ByDepth, Column, Progress, column, columns_of, ends, number, number_table, over, percent
 from loopwright.generation.readings import check_depths, decode_exact, readings
@@ -171,9 +171,35 @@ def sweep(
     wanted = check_depths(model.config, depths)
     _check(source, wanted, batch_size, exact, decode_depths)
     need_likelihood(model, known=causality)
+    decoded: dict[int, list[Tensor]] = {depth: [] for depth in decode_depths}
+
+    def decode(batch: Batch) -> None:
+        for depth, rows in decoded.items():
+            rows.append(decode_exact(model, batch, depth, eos_id=eos_id, pad_id=pad_id).cpu())
+
+    table, owned = read_rows(
+        model, source, wanted, batch_size, change=model.config.is_looped, step=step, also=decode, progress=progress
+    )
+    usual = model.config.check_depth(None)
+    report = _report(split, usual, wanted, table, {depth: torch.cat(rows) for depth, rows in decoded.items()}, exact, owned)
+    return replace(report, source=source_name, dtype=str(model.dtype).removeprefix("torch."))
+
+
+def read_rows(
+    model: LoopedForCausalLM,
+    source: BatchSource,
+    depths: Sequence[int],
+    batch_size: int,
+    *,
+    change: bool = False,
+    step: StepRunner | None = None,
+    also: Callable[[Batch], None] | None = None,
+    progress: Progress | None = None,
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Returns what a model gives for each row [depths, rows], and for each document of each batch where rows are windows of
+    documents; nothing of none. `also` is called with each batch."""
     parts: list[dict[str, Tensor]] = []
     owned: list[dict[str, Tensor]] = []
-    decoded: dict[int, list[Tensor]] = {depth: [] for depth in decode_depths}
     starts = range(0, len(source), batch_size)
     with evaluating(model):
         for done, start in enumerate(starts, start=1):
@@ -181,29 +207,22 @@ def sweep(
             batch = source.batch(places)
             held, batch = owners_of(source, places, batch), batch.to(model.device)
             whose = None if held is None else held.places
-            read = list(readings(model, batch, wanted, change=model.config.is_looped, step=step, owners=whose))
+            read = list(readings(model, batch, depths, change=change, step=step, owners=whose))
             if held is not None:
-                owned.append({"documents": held.documents, "targets": held.targets, "loss": stacked(r.of_documents for r in read)})
+                losses = torch.stack([each.of_documents for each in read if each.of_documents is not None])
+                owned.append({"documents": held.documents, "targets": held.targets, "loss": losses})
             # small tensors, one per depth and row: brought to the CPU once per batch
-            names = ["loss", "exact"] + ["change"] * model.config.is_looped
-            parts.append({name: torch.stack([getattr(r, name) for r in read]).cpu() for name in names})
+            names = ["loss", "exact"] + ["change"] * change
+            parts.append({name: torch.stack([getattr(each, name) for each in read]).cpu() for name in names})
             parts[-1]["targets"] = read[0].targets.cpu()
-            for depth, rows in decoded.items():
-                rows.append(decode_exact(model, batch, depth, eos_id=eos_id, pad_id=pad_id).cpu())
+            if also is not None:
+                also(batch)
             if progress is not None:
                 progress(done, len(starts))
-    table = joined(parts)
-    usual = model.config.check_depth(None)
-    report = _report(split, usual, wanted, table, {depth: torch.cat(rows) for depth, rows in decoded.items()}, exact, joined(owned))
-    return replace(report, source=source_name, dtype=str(model.dtype).removeprefix("torch."))
+    return _joined(parts), _joined(owned)
 
 
-def stacked(values: Iterable[Tensor | None]) -> Tensor:
-    """Returns tensors that are there, one under another."""
-    return torch.stack([value for value in values if value is not None])
-
-
-def joined(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+def _joined(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     """Returns the columns of batches, one after the other; nothing of none."""
     return {name: torch.cat([part[name] for part in parts], dim=-1) for name in parts[0]} if parts else {}
 
