@@ -20,14 +20,16 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from rich.console import Console, ConsoleOptions
 from rich.segment import Segment
 from rich.text import Text
 
 from loopwright.untrusted import visible
+
+if TYPE_CHECKING:
+    import torch
 
 # one key press may come twice, from the terminal and from a launcher: what comes within so many seconds is the same request
 SAME_REQUEST = 1.0
@@ -117,6 +119,8 @@ def fitting_threads(model: torch.nn.Module) -> Iterator[None]:
 
     On ARM its products are left to PyTorch itself, without oneDNN. Whoever sets OMP_NUM_THREADS has chosen the threads already.
     """
+    import torch  # a command that only prints its help needs the rest of this file
+
     parameters = list(model.parameters())
     size = sum(p.numel() for p in parameters)
     if size >= SMALL or {p.device.type for p in parameters} != {"cpu"}:
