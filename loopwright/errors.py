@@ -15,17 +15,19 @@ from typing import Any, NoReturn
 
 from loopwright.untrusted import visible
 
-MISTAKE, UNFORESEEN, INTERRUPTED, CLOSED = 2, 70, 130, 141  # 70: EX_SOFTWARE; above 128: what a signal gives (SIGINT, SIGPIPE)
+MISTAKE, UNEXPECTED, INTERRUPTED, CLOSED = 2, 70, 130, 141  # 70: EX_SOFTWARE; above 128: what a signal gives (SIGINT, SIGPIPE)
 PACKAGE = str(Path(__file__).parent)
 LINE = 2000  # characters of a message; hostile files hold longer names
 _FULL = re.compile(r"can't allocate memory|not enough memory|out of memory", re.IGNORECASE)
 _NUMBERS = {"int_parsing": "a whole number", "int_from_float": "a whole number", "float_parsing": "a number"}
 
 
-def ending(work: Callable[[], Any], usage_error: type[BaseException], own_files: Callable[[], Collection[str]] = tuple) -> NoReturn:
+def run_and_exit(
+    work: Callable[[], Any], usage_error: type[BaseException], own_files: Callable[[], Collection[str]] = tuple
+) -> NoReturn:
     """Runs a command and exits: with what it returns where that is a number, else 0; a mistake is one line and 2.
 
-    What nobody thought of is one line too, which says where its traceback was written, and 70. An error that arose in one of
+    An unexpected error is one line too, which says where its traceback was written, and 70. An error that arose in one of
     `own_files`, which the user had imported, is the user's: its line is named.
     """
     try:
@@ -38,9 +40,9 @@ def ending(work: Callable[[], Any], usage_error: type[BaseException], own_files:
         _silence()
         sys.exit(CLOSED)
     except (ValueError, TypeError, OSError) as error:
-        told = _told(error)
+        message = _message(error)
         place = _place_in(own_files(), error)
-        fail(f"{place}: {type(error).__name__}: {told}" if place else told)
+        fail(f"{place}: {type(error).__name__}: {message}" if place else message)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
     except MemoryError as error:
@@ -49,7 +51,7 @@ def ending(work: Callable[[], Any], usage_error: type[BaseException], own_files:
     except Exception as error:
         if isinstance(error, RuntimeError) and _FULL.search(str(error)):
             fail(f"out of memory ({one_line(str(error))[:300]}); take less at once: a smaller model, batch, context or depth")
-        fail(*_unforeseen(error, _place_in(own_files(), error)))
+        fail(*_unexpected(error, _place_in(own_files(), error)))
     sys.exit(result if isinstance(result, int) else 0)
 
 
@@ -77,7 +79,7 @@ def one_line(message: str) -> str:
     return visible(" ".join(message.split()))
 
 
-def _told(error: Exception) -> str:
+def _message(error: Exception) -> str:
     """Returns what an error says; the operating system's own begin with a number that says nothing to most readers."""
     if isinstance(error, OSError) and error.strerror and isinstance(error.filename, str):
         return f"{error.filename}: {error.strerror[:1].lower()}{error.strerror[1:]}"
@@ -104,7 +106,7 @@ def _place_in(files: Collection[str], error: BaseException) -> str | None:
     return f"{os.path.relpath(frames[-1].filename)}, line {frames[-1].lineno}, in {frames[-1].name}"
 
 
-def _unforeseen(error: Exception, place: str | None) -> tuple[str, int]:
+def _unexpected(error: Exception, place: str | None) -> tuple[str, int]:
     told = f"{type(error).__name__}: {str(error)[:300]}" if str(error) else type(error).__name__
     text = "".join(traceback.format_exception(error))
     try:
@@ -112,10 +114,10 @@ def _unforeseen(error: Exception, place: str | None) -> tuple[str, int]:
             file.write(f"{' '.join(sys.argv)}\n\n{text}")
     except OSError:  # no room for it: then it goes where it can be read
         print(visible(text), file=sys.stderr)
-        return f"an error that nobody foresaw: {told}; the traceback stands above", UNFORESEEN
+        return f"unexpected error: {told}; the traceback stands above", UNEXPECTED
     if place:
         return f"{place}: {told}; the traceback is in {file.name}", MISTAKE
-    return f"an error that nobody foresaw: {told}; the traceback is in {file.name}, please report it", UNFORESEEN
+    return f"unexpected error: {told}; the traceback is in {file.name}, please report it", UNEXPECTED
 
 
 def _silence() -> None:

@@ -1,12 +1,11 @@
-"""Ctrl-C and polite kills: a first one is the business of whoever runs; a second one ends the process at once.
+"""What belongs to the whole process: kills, threads, and what is written to its terminal.
 
-Python runs signal handlers between its own instructions, so that one long call (the backward pass of a deep loop, a large product)
-holds them up until it returns. The operating system hands signals to Python's C code at once, though, which writes a byte each into
-a pipe; a thread reads them, and needs nothing from the main thread but the interpreter's lock, which long calls release.
+A first Ctrl-C or polite kill is the business of whoever runs; a second one ends the process at once. Python runs signal handlers
+between its own instructions, so that one long call (the backward pass of a deep loop, a large product) holds them up until it
+returns. The operating system hands signals to Python's C code at once, though, which writes a byte each into a pipe; a thread reads
+them, and needs nothing from the main thread but the interpreter's lock, which long calls release.
 
-How many threads a model gets on the CPU, and which library multiplies for it.
-
-What is written to a terminal: nothing that it shows can steer it, whoever gave a file, a run or a token its name.
+Nothing that is shown can steer a terminal, whoever gave a file, a run or a token its name.
 """
 
 from __future__ import annotations

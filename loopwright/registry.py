@@ -1,9 +1,7 @@
 """`lw.register`: a class of the user's own becomes a kind of one of the places of variation, chosen by its name like our own.
 
-Files of the user's own parts: executed when the user names them, and at no other time.
-
-`--import FILE` and the `import:` of a recipe file that is given by its path end here. A run and a model folder may be a stranger's:
-what they name is only ever told to the user, never executed.
+Files of such classes are executed when the user names them (`--import FILE`, the `import:` of a recipe file that is given by its
+path), and at no other time. A run and a model folder may be a stranger's: what they name is only ever told to the user.
 """
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ import re
 import shlex
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
@@ -41,11 +39,6 @@ def import_file(name: str | Path, folder: str | Path = ".") -> Path:
     if path not in _FILES:
         note_file(path)
     return path
-
-
-def import_files(names: Iterable[str]) -> list[Path]:
-    """Executes several Python files, in their order; paths start at the working directory."""
-    return [import_file(name) for name in names]
 
 
 def note_file(path: Path, part: str = "") -> None:

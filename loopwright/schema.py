@@ -1,9 +1,8 @@
-"""Strict plain-data settings: unknown names are refused with a suggestion, `a.b=c` overrides are parsed once, here.
+"""Strict plain data: unknown names are refused with a suggestion, values are checked, `a.b=c` overrides are parsed once, here.
 
 Two forms are filled from plain data: a *kind*, `{"kind": name, options}`, whose options are the keyword arguments of the class
-that a literal table gives for the name; and a *section*, a dataclass whose fields are the keys.
-
-What a value must be. Each check returns the value, or raises one line: its name, what it must be, and what was given.
+that a literal table gives for the name; and a *section*, a dataclass whose fields are the keys. Each check of a value returns it,
+or raises one line: its name, what it must be, and what was given.
 """
 
 from __future__ import annotations
@@ -95,7 +94,7 @@ def suggest(name: str, allowed: Iterable[str], ending: str = "") -> str:
 
 LISTED = 20  # names in a message
 LEVELS = 20  # of names in an override
-OF_YOUR_OWN = "if it is a part of your own, import its file first (lw.register; --import FILE; import: in the recipe)"
+CUSTOM_PART_HINT = "if it is a part of your own, import its file first (lw.register; --import FILE; import: in the recipe)"
 
 
 # What a plain word is by YAML 1.2's core schema, and how words of that form may begin. PyYAML has YAML 1.1's, by which 020 is 16,
@@ -275,8 +274,8 @@ class Kinds(dict[str, Any]):
         self.shipped = frozenset(kinds)
 
     def unknown(self, name: Any) -> str:
-        """Returns what is wrong with a name that is no kind of this table, and how a kind of the user's own comes to be one."""
-        return f"unknown kind {shown(name)}; {suggest(str(name), self)}; {OF_YOUR_OWN}"
+        """Returns what is wrong with a name that is no kind of this table, and how to register a custom kind."""
+        return f"unknown kind {shown(name)}; {suggest(str(name), self)}; {CUSTOM_PART_HINT}"
 
 
 def options_of(kind: type) -> dict[str, inspect.Parameter]:

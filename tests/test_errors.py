@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from loopwright.errors import ending, one_line
+from loopwright.errors import one_line, run_and_exit
 
 
 class UsageError(Exception):
@@ -24,7 +24,7 @@ class UsageError(Exception):
 
 def ends(work: Callable[[], object]) -> int:
     with pytest.raises(SystemExit) as stop:
-        ending(work, UsageError)
+        run_and_exit(work, UsageError)
     return stop.value.code
 
 
@@ -47,9 +47,7 @@ def test_an_error_nobody_thought_of_is_one_line_that_names_its_traceback(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     assert ends(raising(KeyError("kind"))) == 70
     printed = capsys.readouterr().err
-    found = re.fullmatch(
-        r"loopwright: an error that nobody foresaw: KeyError: 'kind'; the traceback is in (\S+), please report it\n", printed
-    )
+    found = re.fullmatch(r"loopwright: unexpected error: KeyError: 'kind'; the traceback is in (\S+), please report it\n", printed)
     assert found and "KeyError: 'kind'" in Path(found[1]).read_text() and "test_errors.py" in Path(found[1]).read_text()
 
 
@@ -62,7 +60,7 @@ def test_an_error_in_a_file_of_the_users_own_names_its_line(
     mine, made = str(tmp_path / "mine.py"), {}
     exec(compile(f"def late():\n    return {code}\n", mine, "exec"), made)
     with pytest.raises(SystemExit) as stop:
-        ending(made["late"], UsageError, lambda: [mine])
+        run_and_exit(made["late"], UsageError, lambda: [mine])
     printed = capsys.readouterr().err
     assert stop.value.code == 2 and printed.startswith(f"loopwright: mine.py, line 2, in late: {words}")
     assert "report it" not in printed
@@ -74,7 +72,7 @@ def test_a_traceback_that_cannot_be_written_is_printed(monkeypatch: pytest.Monke
     assert ends(raising(ZeroDivisionError())) == 70
     printed = capsys.readouterr().err
     assert "Traceback (most recent call last)" in printed
-    assert printed.endswith("loopwright: an error that nobody foresaw: ZeroDivisionError; the traceback stands above\n")
+    assert printed.endswith("loopwright: unexpected error: ZeroDivisionError; the traceback stands above\n")
 
 
 @pytest.mark.parametrize(
@@ -99,7 +97,7 @@ def test_a_hostile_message_stays_one_short_line(capsys: pytest.CaptureFixture[st
 
 
 def test_a_reader_that_goes_away_is_no_error() -> None:
-    code = "from loopwright.errors import ending; ending(lambda: print('x' * 10**6), ZeroDivisionError)"
+    code = "from loopwright.errors import run_and_exit; run_and_exit(lambda: print('x' * 10**6), ZeroDivisionError)"
     done = subprocess.run(
         ["bash", "-c", 'set -o pipefail; "$0" -c "$1" | true', sys.executable, code], capture_output=True, text=True, check=False
     )

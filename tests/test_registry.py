@@ -1,9 +1,10 @@
-"""lw.register: what is refused and with which words, and that a kind of the user's own is one like ours at every place."""
+"""lw.register: kinds of the user's own, the files that they come from, and trainings with them."""
 
 from __future__ import annotations
 
 import ast
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 import loopwright as lw
 from loopwright.generation.sampling import checked_seed
 from loopwright.parts import (
+    AdamW,
     Adapter,
     DepthRule,
     Effects,
@@ -29,10 +31,15 @@ from loopwright.parts import (
     Reward,
     Site,
     State,
+    cross_entropies,
+    find_targets,
     take_width,
+    target_features,
 )
-from loopwright.registry import PLACES, register
-from loopwright.schema import Kinds
+from loopwright.registry import PLACES, file_digests, import_file, missing_files, noted_files, register
+from loopwright.schema import Kinds, build_kind
+from loopwright.training.loop import train
+from loopwright.training.recipe import make_recipe
 from loopwright.training.trainable import choose
 from tests.own_kinds import own_kinds, table_of
 
@@ -373,3 +380,192 @@ def test_nobody_asks_for_a_kind_by_its_class() -> None:
 
 def test_parts_are_modules() -> None:
     assert all(issubclass(base, Part) for base in (State, Injection, Adapter, Gate, HaltingHead, Norm))
+
+
+COUNTS = "import builtins\nbuiltins.times_imported = getattr(builtins, 'times_imported', 0) + 1\n"
+
+
+@pytest.fixture(autouse=True)
+def _own_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    modules, path = dict(sys.modules), list(sys.path)
+    monkeypatch.chdir(tmp_path)
+    with own_kinds():
+        yield
+    for name in set(sys.modules) - set(modules):
+        del sys.modules[name]
+    sys.path[:] = path
+
+
+def times() -> int:
+    import builtins
+
+    return getattr(builtins, "times_imported", 0)
+
+
+def test_a_file_is_executed_once_under_its_own_name(tmp_path: Path) -> None:
+    (tmp_path / "its_own_parts.py").write_text(COUNTS + "WORD = 'here'\n")
+    before = times()
+    found = [import_file(name) for name in ("its_own_parts.py", "./its_own_parts.py")]
+    assert found == [tmp_path / "its_own_parts.py"] * 2 and times() == before + 1
+    import its_own_parts  # type: ignore[import-not-found]
+
+    assert its_own_parts.WORD == "here" and times() == before + 1
+    assert noted_files() == ["its_own_parts.py"] and len(file_digests()["its_own_parts.py"]) == 12
+
+
+def test_a_module_that_is_there_already_is_not_executed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "parts_there.py").write_text(COUNTS)
+    monkeypatch.syspath_prepend(tmp_path)
+    before = times()
+    import parts_there  # type: ignore[import-not-found]  # noqa: F401
+
+    import_file("parts_there.py")
+    assert times() == before + 1 and noted_files() == ["parts_there.py"]
+
+
+def test_a_file_hides_no_package(tmp_path: Path) -> None:
+    (tmp_path / "safetensors.py").write_text("WORD = 'mine'\n")
+    (tmp_path / "wave.py").write_text("WORD = 'mine'\n")  # of the standard library, and not imported yet
+    for name in ("safetensors.py", "wave.py"):
+        import_file(name)
+    import wave
+
+    import safetensors
+
+    assert safetensors.__name__ == "safetensors" and hasattr(safetensors, "safe_open") and hasattr(wave, "Wave_read")
+
+
+def test_a_neighbour_can_be_imported(tmp_path: Path) -> None:
+    (tmp_path / "its_neighbour.py").write_text("WORD = 'next door'\n")
+    (tmp_path / "with_neighbour.py").write_text("import its_neighbour\nassert its_neighbour.WORD == 'next door'\n")
+    assert import_file("with_neighbour.py") == tmp_path / "with_neighbour.py"
+
+
+def test_mistakes_are_one_line(tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text("x = 1\n\n\ndef f():\n    return undefined\n\n\nf()\n")
+    (tmp_path / "no_python.py").write_text("x = 1\ny = (\n")
+    (tmp_path / "notes.txt").write_text("x")
+    with pytest.raises(ValueError, match=r"^import: .*broken.py, line 5: NameError: name 'undefined' is not defined$"):
+        import_file("broken.py")
+    with pytest.raises(ValueError, match=r"^import: .*no_python.py, line 2: SyntaxError: "):
+        import_file("no_python.py")
+    with pytest.raises(
+        ValueError, match=r"^import: gone.py: there is no such file \(looked for /.*gone.py\); allowed: the path of a"
+    ):
+        import_file("gone.py")
+    with pytest.raises(ValueError, match=r"^import: notes.txt: is no Python file"):
+        import_file("notes.txt")
+    assert noted_files() == [] and "broken" not in sys.modules
+
+
+def test_a_file_that_failed_half_way_is_executed_again(tmp_path: Path) -> None:
+    (tmp_path / "half.py").write_text(
+        "from loopwright.registry import note_file\nfrom pathlib import Path\nnote_file(Path(__file__))\n1 / 0\n"
+    )
+    for _ in range(2):
+        with pytest.raises(ValueError, match="line 4: ZeroDivisionError"):
+            import_file("half.py")
+    assert noted_files() == []
+
+
+def test_a_strangers_file_name_is_quoted() -> None:
+    assert "--import 'a.py; rm -r x'" in missing_files(["a.py; rm -r x"])
+
+
+def test_what_is_missing_is_named_and_what_is_there_is_not(tmp_path: Path) -> None:
+    (tmp_path / "parts_here.py").write_text("")
+    import_file("parts_here.py")
+    assert missing_files(["parts_here.py"]) == missing_files(None) == missing_files("x.py") == missing_files([1]) == ""
+    assert missing_files(["parts_here.py", "other.py"]) == (
+        "; it was trained with custom parts: look at what they do, then give --import other.py"
+    )
+    assert len(missing_files([f"{i}" + "a" * 10_000 for i in range(1000)])) < 2000  # what a stranger's file says is cut
+
+
+def test_a_folder_outside_the_working_directory_is_named_in_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "parts_afar.py").write_text("")
+    (tmp_path / "below").mkdir()
+    monkeypatch.chdir(tmp_path / "below")
+    import_file("../parts_afar.py")
+    assert noted_files() == [str(tmp_path / "parts_afar.py")]
+
+
+class LastTwo(Objective):
+    def __call__(self, model: Any, rollout: Any) -> tuple[Tensor, dict[str, Tensor]]:
+        targets = find_targets(rollout.batch)
+        losses, _ = cross_entropies(model, target_features(model, rollout.states[-2:], rollout.p, targets), rollout.p, targets)
+        return targets.mean(losses.mean(0)), {"loss_last": targets.mean(losses[-1]).detach()}
+
+
+class Halves(DepthRule):
+    most = 2
+
+    def depth_at(self, u: float, v: float) -> int:
+        return 1 + (u > 0.5)
+
+
+class Sgd(AdamW):
+    slots = {torch.optim.SGD: {"momentum_buffer": True}}  # noqa: RUF012
+
+    def over(self, model: nn.Module, trained: Any) -> list[torch.optim.Optimizer]:
+        return [torch.optim.SGD(self.groups(model, trained), lr=self.lr, momentum=0.9)]
+
+
+class Falling:
+    def __call__(self, update: int, updates: int) -> float:
+        return 1 - update / updates
+
+
+class Sure(Metric):
+    def __init__(self, scale: float = 1.0) -> None:
+        self.scale = scale
+
+    def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
+        return self.scale * logits.softmax(-1).amax(-1).mean(1)
+
+
+def _recipe(**changes: Any) -> Any:
+    for place, kind in {"objective": LastTwo, "depth": Halves, "optim": Sgd, "schedule": Falling, "metric": Sure}.items():
+        register(place, "mine")(kind)
+    data = {
+        "about": "of the user's own", "model": {"kind": "preset", "changes": SMALL},
+        "data": {"kind": "addition", "digits": 2, "longer": [], "train": 40, "valid": 8, "test": 8},
+        "updates": 4, "batch": 4, "depth": {"kind": "mine"}, "objective": {"kind": "mine"}, "optim": {"kind": "mine", "lr": 0.1},
+        "schedule": {"kind": "mine"}, "validate": {"every": 2, "metrics": [{"kind": "mine", "scale": 2.0}]}, "save": {"every": 2},
+        **changes,
+    }  # fmt: skip
+    return make_recipe(data)
+
+
+def test_a_run_of_the_users_own_kinds_resumes_bit_for_bit(tmp_path: Path) -> None:
+    recipe = _recipe()
+    whole = train(recipe, tmp_path / "whole")
+    cut = train(recipe, tmp_path / "cut")
+    rows = (tmp_path / "cut" / "log.jsonl").read_text()
+    assert '"mine"' in rows and whole.progress.update == cut.progress.update == 4
+    last = tmp_path / "cut" / "checkpoints" / "00000004"
+    for file in last.iterdir():
+        file.unlink()
+    last.rmdir()
+    again = train(recipe, tmp_path / "cut", resume=True)
+    for (name, a), b in zip(whole.model.named_parameters(), again.model.parameters(), strict=True):
+        assert torch.equal(a, b), name
+
+
+def test_an_optimiser_whose_state_nobody_knows_is_refused(tmp_path: Path) -> None:
+    recipe = _recipe()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Sgd, "slots", {})
+        with pytest.raises(ValueError, match="optim: nothing says what SGD keeps of a parameter"):
+            train(recipe, tmp_path / "run")
+
+
+def test_a_rule_that_cannot_be_resized_is_not_grown() -> None:
+    register("depth", "mine")(Halves)
+    with pytest.raises(ValueError, match=r"depth \(curriculum\): rule 'mine' cannot be resized"):
+        build_kind({"kind": "curriculum", "rule": {"kind": "mine"}, "updates": 3}, table_of("depth"))
+
+
+def test_a_metric_stands_once() -> None:
+    with pytest.raises(ValueError, match="validate: metrics: mine stands there twice"):
+        _recipe(validate={"every": 2, "metrics": [{"kind": "mine"}, {"kind": "mine"}]})

@@ -1,8 +1,7 @@
-"""Figures of what the layers do, from a saved summary: over realised depth, step by step over the block, layer by layer over steps.
+"""Figures from a saved summary: what the layers do (over realised depth, step by step over the block, layer by layer over steps),
+and where states go (fixed points, all pairs of depths, paths, orbits, answers, attention maps).
 
 Colours are the grouping's own: steps go from blue to red, layers from violet to green, a dense model is dashed.
-
-Figures of where states go, from a saved summary: fixed points, all pairs of depths, paths, orbits, answers, attention maps.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ Metrics = Mapping[str, Any]
 def realised(metrics: Metrics, names: Sequence[str] = STAGES, *, steps: int = 8) -> Drawing:
     """Returns values over the layers in the order they run, for the first `steps` steps: dashed through all of them, and a line
     for each layer of the core across its steps."""
-    return panels([partial(_realised, metrics, name, steps) for name in _there(metrics, names)], columns=1, height=2.3)
+    return panels([partial(_realised, metrics, name, steps) for name in _drawable(metrics, names)], columns=1, height=2.3)
 
 
 def by_step(
@@ -69,17 +68,17 @@ def by_step(
 ) -> Drawing:
     """Returns values over relative depth (prelude, core, coda in percent), a line per step from the `first` on; a dense model's
     beside them."""
-    return panels([partial(draw_steps, metrics, name, dense, first) for name in _there(metrics, names)])
+    return panels([partial(draw_steps, metrics, name, dense, first) for name in _drawable(metrics, names)])
 
 
 def by_layer(metrics: Metrics, names: Sequence[str] = STAGES) -> Drawing:
     """Returns values over the steps, a line per layer of the core; the band is one standard deviation over examples."""
-    return panels([partial(_by_layer, metrics, name, True) for name in _there(metrics, names)])
+    return panels([partial(_by_layer, metrics, name, True) for name in _drawable(metrics, names)])
 
 
 def fading(metrics: Metrics, names: Sequence[str]) -> Drawing:
     """Returns values that soon die away over the steps, a line per layer of the core, on an axis with room for the first steps."""
-    return panels([partial(_by_layer, metrics, name, False) for name in _there(metrics, names)])
+    return panels([partial(_by_layer, metrics, name, False) for name in _drawable(metrics, names)])
 
 
 def parts(metrics: Metrics) -> Drawing:
@@ -98,7 +97,7 @@ def has_parts(metrics: Metrics) -> bool:
 def halves(metrics: Metrics, names: Sequence[str] = STAGES, *, dense: Metrics | None = None) -> Drawing:
     """Returns the first half of the core (solid) and the second (dashed) laid over one another, step by step, and a dense model's
     layers."""
-    return panels([partial(_halves, metrics, name, dense) for name in _there(metrics, names)])
+    return panels([partial(_halves, metrics, name, dense) for name in _drawable(metrics, names)])
 
 
 def neurons(metrics: Metrics, *, dense: Metrics | None = None) -> Drawing:
@@ -180,10 +179,9 @@ def _by_layer(metrics: Metrics, name: str, band: bool, axes: Axes) -> None:
         values = [row[layer] for row in mean]
         over_steps(axes, x, values, color=colour, label=_layer_name(layer, places.core), name=f"layer {layer}")
         if band and metrics["examples"] > 1:
-            there = [(t, m, s[layer]) for t, m, s in zip(x, values, std, strict=True) if m is not None and s[layer] is not None]
-            least, most = (0.0, 1.0) if name in SHARES else (-math.inf, math.inf)  # no share lies beyond
-            low, high = ([min(max(m + sign * s, least), most) for _, m, s in there] for sign in (-1, 1))
-            axes.fill_between([t for t, _, _ in there], low, high, color=colour, alpha=0.12, linewidth=0)
+            _draw_band(
+                axes, x, values, [row[layer] for row in std], colour, (0.0, 1.0) if name in SHARES else (-math.inf, math.inf)
+            )
     _name_values(axes, name)
 
 
@@ -193,10 +191,15 @@ def _gate(metrics: Metrics, axes: Axes) -> None:
     mean, std, x = [numbers["mean"][t] for t in kept], [numbers["std"][t] for t in kept], [t + 1 for t in kept]
     linear_step_axis(axes)
     over_steps(axes, x, mean, color=FIRST_LAYER, label="_", name="gate")
-    there = [(t, m, s) for t, m, s in zip(x, mean, std, strict=True) if m is not None and s is not None]
-    low, high = ([m + sign * s for _, m, s in there] for sign in (-1, 1))
-    axes.fill_between([t for t, _, _ in there], low, high, color=FIRST_LAYER, alpha=0.12, linewidth=0)
+    _draw_band(axes, x, mean, std, FIRST_LAYER, (-math.inf, math.inf))
     axes.set_ylabel("how far the gate is open")
+
+
+def _draw_band(axes: Axes, x: Sequence[int], mean: Numbers, std: Numbers, colour: str, within: tuple[float, float]) -> None:
+    """Draws one standard deviation to each side of a mean; a share does not lie beyond 0 and 1."""
+    there = [(t, m, s) for t, m, s in zip(x, mean, std, strict=True) if m is not None and s is not None]
+    low, high = ([min(max(m + sign * s, within[0]), within[1]) for _, m, s in there] for sign in (-1, 1))
+    axes.fill_between([t for t, _, _ in there], low, high, color=colour, alpha=0.12, linewidth=0)
 
 
 def _halves(metrics: Metrics, name: str, dense: Metrics | None, axes: Axes) -> None:
@@ -225,7 +228,7 @@ def _overlay(axes: Axes, name: str, dense: Metrics | None) -> None:
         axes.plot(*finite(_percent(len(values)), values), color=INK, linewidth=1.8, linestyle=(0, (4, 2)), label="dense model")
 
 
-def _there(metrics: Metrics, names: Sequence[str]) -> list[str]:
+def _drawable(metrics: Metrics, names: Sequence[str]) -> list[str]:
     held = {name for name, each in metrics["by_place"].items() if any(value is not None for value in each["mean"])}
     drawable = [name for name in names if name in held] or [name for name in names if name in metrics["by_place"]][:1]
     if not drawable:
@@ -338,11 +341,11 @@ def cycles(metrics: Metrics) -> Drawing:
                 colour = colours[min(i // max(layers, 1), len(window) - 1)]
                 axes.plot([flat[i][0], flat[i + 1][0]], [flat[i][1], flat[i + 1][1]], color=colour, linewidth=1.2)
             for layer, colour in enumerate(shades(*LAYER_ENDS, layers)):
-                label = f"layer {layer}" if layer in (0, layers - 1) or layers <= MOST_NAMED else "_"
                 at = [step[layer] for step in window]
                 axes.plot(
-                    [p[0] for p in at], [p[1] for p in at], linestyle="none", marker="o", markersize=3, color=colour, label=label
-                )
+                    [p[0] for p in at], [p[1] for p in at],
+                    linestyle="none", marker="o", markersize=3, color=colour, label=_layer_name(layer, layers),
+                )  # fmt: skip
             axes.set_title(f"steps {start + 1}–{start + len(window)}", loc="left", fontsize=9.5)
             for (low, high), scale in zip(limits, (axes.set_xlim, axes.set_ylim), strict=True):
                 margin = 0.08 * (high - low) or 1

@@ -1,8 +1,5 @@
-"""An analysis from end to end: prompts in, a summary as one JSON file out, from which figures and the report are drawn.
-
-Prompts for an analysis: a file, a known set (gsm8k, hellaswag) out of a data folder, or the text itself.
-
-How much memory an analysis takes, before it starts, and which batch would fit.
+"""An analysis from end to end: prompts in, a summary as one JSON file out, from which figures and the report are drawn; and how
+much memory it takes, before it starts.
 """
 
 from __future__ import annotations
@@ -85,7 +82,7 @@ def study(
     }
     summary["neurons"] = neuron_shares(model)
     try:
-        return summary | _closeups(model, rows, trace_depth(config, depth), pairs=pairs, edit=edit, tell=tell)
+        return summary | _of_first_prompts(model, rows, trace_depth(config, depth), pairs=pairs, edit=edit, tell=tell)
     except RuntimeError as error:
         if not is_full(error):
             raise
@@ -102,27 +99,27 @@ def check_weights(subject: Subject) -> None:
         raise ValueError(f"{subject.name}: {odd} is not finite, so there is nothing to analyze; take a checkpoint that is whole")
 
 
-def _closeups(
+def _of_first_prompts(
     model: LoopedForCausalLM, rows: Sequence[Sequence[int]], depth: int, *, pairs: int, edit: Tap | None, tell: Progress
 ) -> dict[str, Any]:
     """Returns what is seen of the first prompt alone, and of the first few the pairs of depths."""
-    config, closeups = model.config, dict[str, Any]()
+    config, results = model.config, dict[str, Any]()
     ids = torch.tensor([list(rows[0])], device=model.device)
     if pairs:
         tell("pairs of depths", 0, 1)
-        closeups["pairs"] = compare_pairs(model, rows[:PAIR_PROMPTS], steps=min(pairs, depth), edit=edit)
+        results["pairs"] = compare_pairs(model, rows[:PAIR_PROMPTS], steps=min(pairs, depth), edit=edit)
     shown = floor_steps(config, depth)
     if shown:
-        closeups["floorplan"] = floorplan(model, ids, steps=shown, edit=edit)
+        results["floorplan"] = floorplan(model, ids, steps=shown, edit=edit)
     heads = floorplan_heads(model, ids, depth, edit=edit)
-    closeups |= {"floorplan_heads": heads} if heads else {}
+    results |= {"floorplan_heads": heads} if heads else {}
     if config.is_looped and depth > 1:
         tell("paths and spectrum", 0, 1)
         path = state_paths(model, ids, depth, edit=edit)
-        closeups |= {"path": path} if path else {}
+        results |= {"path": path} if path else {}
         if model.dtype == torch.float32:
-            closeups["spectrum"] = spectrum(model, ids, sorted({1, min(config.depth, depth), depth}), edit=edit)
-    return closeups
+            results["spectrum"] = spectrum(model, ids, sorted({1, min(config.depth, depth), depth}), edit=edit)
+    return results
 
 
 def _other_start(model: LoopedForCausalLM) -> dict[str, int]:

@@ -15,7 +15,7 @@ from loopwright.checkpoints.adapters import RECORD
 from loopwright.checkpoints.checked import TOKENIZER_FILES
 from loopwright.checkpoints.save import save
 from loopwright.checkpoints.source import Source
-from loopwright.storage.manifest import CARD, MANIFEST, Manifest
+from loopwright.storage.manifest import CARD, MANIFEST, Manifest, files_of
 from loopwright.storage.run import STATE
 from loopwright.untrusted import first_line
 
@@ -56,7 +56,7 @@ def check_files(folder: Path) -> list[str]:
 
     A link is refused: what it points to was never part of the folder.
     """
-    manifest, present = Manifest.of(folder), _files(folder)
+    manifest, present = Manifest.of(folder), files_of(folder)
     if manifest is None:
         names = [name for name in present if any(fnmatch(name, pattern) for pattern in _MODEL) and "/" not in name]
     else:
@@ -73,11 +73,6 @@ def check_files(folder: Path) -> list[str]:
     if others:
         warnings.warn(f"push: files of {folder} that are not part of the model were left out: {others}", stacklevel=3)
     return names
-
-
-def _files(folder: Path) -> list[str]:
-    paths = [path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir()]
-    return sorted(path.relative_to(folder).as_posix() for path in paths)
 
 
 def _plain_model(source: Source, folder: Path) -> Path:

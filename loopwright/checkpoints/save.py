@@ -1,6 +1,6 @@
 """Saving: a model folder is written whole, with a card and a manifest; what else stood in its place (a tokenizer) stays.
 
-Model cards: the README.md of a saved model, written from what is known of it. A card that a person has edited is left alone.
+The card is the README.md of the folder, written from what is known of the model. One that a person has edited is left alone.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from loopwright.cli.inference import chat, explore, generate, serve
 from loopwright.cli.models import check, inspect, presets, push, retrofit
 from loopwright.cli.options import COMMAND
 from loopwright.cli.runs import analyze, bench, compare, demo, evaluate, recipes, train
-from loopwright.errors import ending
+from loopwright.errors import run_and_exit
 from loopwright.process import second_ends_at_once
 from loopwright.registry import own_files
 from loopwright.version import VERSION
@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     COMMAND[:] = words
     # typer brings its own click or uses the package, by version; either way this is the base of all usage errors
     usage_error: Any = typer.BadParameter.__base__
-    ending(lambda: _run(words or ["--help"]), usage_error, own_files)
+    run_and_exit(lambda: _run(words or ["--help"]), usage_error, own_files)
 
 
 def _run(words: list[str]) -> Any:

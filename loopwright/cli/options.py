@@ -49,9 +49,10 @@ def draft_of(value: str | None) -> int | str | None:
 def bring(names: list[str] | None) -> list[str] | None:
     """Executes the files that the user names, before anything is opened, and returns the names."""
     if names:
-        from loopwright.registry import import_files
+        from loopwright.registry import import_file
 
-        import_files(names)
+        for name in names:
+            import_file(name)
     return names
 
 

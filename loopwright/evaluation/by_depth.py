@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import re
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -13,9 +14,9 @@ import torch
 from torch import Tensor
 
 from loopwright.checking.probes import Verdict
-from loopwright.data.batch import BatchSource, owners_of
+from loopwright.data.batch import Batch, BatchSource, owners_of
 from loopwright.evaluation.likelihood import need_likelihood
-from loopwright.evaluation.report import ByDepth, columns_of
+from loopwright.evaluation.report import ByDepth, Column, Progress, column, columns_of, ends, number, number_table, over, percent
 from loopwright.generation.readings import check_depths, decode_exact, readings
 from loopwright.metrics.intervals import by_unit, mean_interval, wilson_interval
 from loopwright.metrics.score import DepthRates, depth_rates, settled_depths
@@ -29,10 +30,6 @@ if TYPE_CHECKING:
 
 PER_OCTAVE = 4  # depths of a "log" range between d and 2d
 SHOWN_DEPTHS = 16
-_DIGITS = 6
-
-Column = tuple[float | None, ...]  # a number per depth; None where it is not finite or does not apply
-Progress = Callable[[int, int], object]  # called with batches done and batches in all
 
 
 @dataclass(frozen=True)
@@ -132,8 +129,19 @@ class SweepReport(ByDepth):
         lines = rate_lines(self.rates)
         for check in self.decoded:
             word = f"{check.disagreements} ROWS DIFFER from" if check.disagreements else "the same rows as"
-            lines.append(f"greedy decoding at depth {check.depth}: {_percent(check.exact)} exact, {word} the one pass")
+            lines.append(f"greedy decoding at depth {check.depth}: {percent(check.exact, '.4g')} exact, {word} the one pass")
         return lines
+
+
+@contextmanager
+def evaluating(model: LoopedForCausalLM) -> Iterator[None]:
+    """Puts a model into eval mode while the block runs; its mode comes back as it was."""
+    training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(training)
 
 
 def sweep(
@@ -163,43 +171,58 @@ def sweep(
     wanted = check_depths(model.config, depths)
     _check(source, wanted, batch_size, exact, decode_depths)
     need_likelihood(model, known=causality)
+    decoded: dict[int, list[Tensor]] = {depth: [] for depth in decode_depths}
+
+    def decode(batch: Batch) -> None:
+        for depth, rows in decoded.items():
+            rows.append(decode_exact(model, batch, depth, eos_id=eos_id, pad_id=pad_id).cpu())
+
+    table, owned = read_rows(
+        model, source, wanted, batch_size, change=model.config.is_looped, step=step, also=decode, progress=progress
+    )
+    usual = model.config.check_depth(None)
+    report = _report(split, usual, wanted, table, {depth: torch.cat(rows) for depth, rows in decoded.items()}, exact, owned)
+    return replace(report, source=source_name, dtype=str(model.dtype).removeprefix("torch."))
+
+
+def read_rows(
+    model: LoopedForCausalLM,
+    source: BatchSource,
+    depths: Sequence[int],
+    batch_size: int,
+    *,
+    change: bool = False,
+    step: StepRunner | None = None,
+    also: Callable[[Batch], None] | None = None,
+    progress: Progress | None = None,
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Returns what a model gives for each row [depths, rows], and for each document of each batch where rows are windows of
+    documents; nothing of none. `also` is called with each batch."""
     parts: list[dict[str, Tensor]] = []
     owned: list[dict[str, Tensor]] = []
-    decoded: dict[int, list[Tensor]] = {depth: [] for depth in decode_depths}
     starts = range(0, len(source), batch_size)
-    training = model.training
-    model.eval()
-    try:
+    with evaluating(model):
         for done, start in enumerate(starts, start=1):
             places = range(start, min(start + batch_size, len(source)))
             batch = source.batch(places)
             held, batch = owners_of(source, places, batch), batch.to(model.device)
             whose = None if held is None else held.places
-            read = list(readings(model, batch, wanted, change=model.config.is_looped, step=step, owners=whose))
+            read = list(readings(model, batch, depths, change=change, step=step, owners=whose))
             if held is not None:
-                owned.append({"documents": held.documents, "targets": held.targets, "loss": stacked(r.of_documents for r in read)})
+                losses = torch.stack([each.of_documents for each in read if each.of_documents is not None])
+                owned.append({"documents": held.documents, "targets": held.targets, "loss": losses})
             # small tensors, one per depth and row: brought to the CPU once per batch
-            names = ["loss", "exact"] + ["change"] * model.config.is_looped
-            parts.append({name: torch.stack([getattr(r, name) for r in read]).cpu() for name in names})
+            names = ["loss", "exact"] + ["change"] * change
+            parts.append({name: torch.stack([getattr(each, name) for each in read]).cpu() for name in names})
             parts[-1]["targets"] = read[0].targets.cpu()
-            for depth, rows in decoded.items():
-                rows.append(decode_exact(model, batch, depth, eos_id=eos_id, pad_id=pad_id).cpu())
+            if also is not None:
+                also(batch)
             if progress is not None:
                 progress(done, len(starts))
-    finally:
-        model.train(training)
-    table = joined(parts)
-    usual = model.config.check_depth(None)
-    report = _report(split, usual, wanted, table, {depth: torch.cat(rows) for depth, rows in decoded.items()}, exact, joined(owned))
-    return replace(report, source=source_name, dtype=str(model.dtype).removeprefix("torch."))
+    return _joined(parts), _joined(owned)
 
 
-def stacked(values: Iterable[Tensor | None]) -> Tensor:
-    """Returns tensors that are there, one under another."""
-    return torch.stack([value for value in values if value is not None])
-
-
-def joined(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+def _joined(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     """Returns the columns of batches, one after the other; nothing of none."""
     return {name: torch.cat([part[name] for part in parts], dim=-1) for name in parts[0]} if parts else {}
 
@@ -281,61 +304,14 @@ def _compare(depth: int, decoded: Tensor, one_pass: Tensor) -> DecodeCheck:
     return DecodeCheck(depth, decoded.double().mean().item(), differ)
 
 
-def column(values: Tensor, *, digits: int = _DIGITS) -> Column:
-    """Returns plain numbers at few digits, so that the file is small and says what the report says."""
-    return tuple(float(f"{x:.{digits}g}") if math.isfinite(x) else None for x in values.double().tolist())
-
-
-def number_table(heads: Sequence[str], rows: Sequence[Sequence[str]], width: int | None, *, bold: Sequence[bool] = ()) -> Table:
-    """Returns a rich table of numbers that loses no digit: where the window is too narrow, intervals stand below their values."""
-    from rich.table import Table
-
-    for mark, broken in ((" (", "\n("), (" / ", " /\n"), (" to ", " to\n"), ("–", "–\n")):
-        if width is None or sum(_widths(heads, rows)) + 3 * len(heads) + 1 <= width:
-            break
-        rows = [[cell.replace(mark, broken) for cell in row] for row in rows]
-    table = Table(title_justify="left", title_style="bold", caption_justify="left")
-    for head, least in zip(heads, _widths(heads, rows), strict=True):
-        table.add_column(head, justify="right", min_width=least)  # else rich would cut cells before it breaks heads
-    for place, row in enumerate(rows):
-        table.add_row(*row, style="bold" if place < len(bold) and bold[place] else None)
-    return table
-
-
-def _widths(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[int]:
-    """What each column needs where heads break at blanks and cells at line ends."""
-    widest = [max(map(len, head.split())) for head in heads]
-    for row in rows:
-        widest = [max(width, *map(len, cell.split("\n"))) for width, cell in zip(widest, row, strict=True)]
-    return widest
-
-
-def over(units: int, unit: str) -> str:
-    """Returns what the intervals of a table are about."""
-    return f"intervals over {units:,} {unit}{'' if units == 1 else 's'}"
-
-
 def rate_lines(rates: Iterable[DepthRates]) -> list[str]:
     """Returns what becomes of answers as depth grows, a line for each set of rates."""
     return [
         f"depth {r.first} to {r.last}: "
-        f"right, then wrong {_percent(r.overthinking)} (at the end {_percent(r.overthinking_at_end)}); "
-        f"wrong, then right {_percent(r.self_correction)} (at the end {_percent(r.self_correction_at_end)})"
+        f"right, then wrong {percent(r.overthinking, '.4g')} (at the end {percent(r.overthinking_at_end, '.4g')}); "
+        f"wrong, then right {percent(r.self_correction, '.4g')} (at the end {percent(r.self_correction_at_end, '.4g')})"
         for r in rates
     ]
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.4g} %"
-
-
-def _number(value: float | None, form: str = ".4g") -> str:
-    return "not finite" if value is None else f"{value:{form}}"
-
-
-def ends(low: float | None, high: float | None, between: str = "–") -> str:
-    """Returns the ends of an interval in brackets; nothing where it has none: of one unit, or of numbers that are not finite."""
-    return "" if low is None or high is None else f" ({_number(low)}{between}{_number(high)})"
 
 
 def _exact_cell(report: SweepReport, i: int) -> str:
@@ -345,10 +321,10 @@ def _exact_cell(report: SweepReport, i: int) -> str:
 
 
 _CELLS: dict[str, Callable[[SweepReport, int], str]] = {
-    "loss": lambda r, i: _number(r.loss[i]) + ends(r.loss_low[i], r.loss_high[i]),
-    "perplexity": lambda r, i: _number(r.perplexity[i]),
+    "loss": lambda r, i: number(r.loss[i]) + ends(r.loss_low[i], r.loss_high[i]),
+    "perplexity": lambda r, i: number(r.perplexity[i]),
     "exact": _exact_cell,
-    "change_mean": lambda r, i: f"{_number(r.change_mean[i], '.2g')} / {_number(r.change_largest[i], '.2g')}",
+    "change_mean": lambda r, i: f"{number(r.change_mean[i], '.2g')} / {number(r.change_largest[i], '.2g')}",
 }
 
 

@@ -4,21 +4,12 @@ A token that leaves early under `exit_keys="backfill"` changes nothing for the t
 states and read-outs alone. So one pass at full depth, read out after every step, holds the exit depth of every token under every
 rule and limit. Beside the rules stand the fixed depths, a random depth (the same number of tokens leaves after each step, but
 others: what a rule knows about tokens is its lead over this) and the oracle, which picks each token's depth by its true loss.
-
-What exits are measured on, and by which rules: shared by the command and by `lw.evaluate`.
-
-How long decoding takes under an exit rule, beside full depth: really run by the engine, apart from the loss.
-
-The engine decodes greedily after the beginnings of the measured rows, one row at a time and many at once, with exact keys
-(`backfill`) and without end tokens, so that every run makes as many tokens. Full depth is timed again before every few rules, and a
-rule's time is divided by the last one: what else the machine does meanwhile falls on both. Prompts are read in the timed part too.
+How long decoding takes under a rule is measured apart, by the engine (throughput.py).
 """
 
 from __future__ import annotations
 
-import statistics
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -27,12 +18,12 @@ import torch
 from torch import Tensor
 
 from loopwright.checking.probes import Verdict
-from loopwright.data.batch import Batch, documents_of
-from loopwright.data.batch import BatchSource as Rows
-from loopwright.evaluation.by_depth import Column, Progress, column, number_table, over
+from loopwright.data.batch import Batch, BatchSource, documents_of
+from loopwright.evaluation.by_depth import evaluating
 from loopwright.evaluation.likelihood import need_likelihood
-from loopwright.evaluation.report import Reports, Saved, columns_of
+from loopwright.evaluation.report import Column, Progress, Reports, Saved, column, columns_of, number, number_table, over, percent
 from loopwright.evaluation.text import Passages, passages_of_a_pass, unit_of, units_of
+from loopwright.evaluation.throughput import BATCHES, ExitTime, clock_of, exit_times, prompts_of
 from loopwright.generation.exit_rules import (
     ExitRule,
     Memory,
@@ -43,10 +34,8 @@ from loopwright.generation.exit_rules import (
     usual_exits,
     write_exit,
 )
-from loopwright.generation.request import Request, RequestOptions
-from loopwright.generation.scheduler import Scheduler
 from loopwright.metrics.intervals import mean_interval
-from loopwright.metrics.score import IGNORED, chosen
+from loopwright.metrics.score import IGNORED, chosen, wide
 from loopwright.model.causal_lm import LoopedForCausalLM
 from loopwright.model.passes import Answers
 from loopwright.plot.drawing import Curve, Drawing
@@ -55,133 +44,12 @@ from loopwright.plot.figures import TradeOff, exit_trade_off
 if TYPE_CHECKING:
     from rich.table import Table
 
-
-BATCHES = (1, 16)
-ROUNDS = 5  # of all rules, after one that warms up
-BETWEEN = 4  # rules that one run of full depth stands for
-PROMPT, NEW = 16, 24  # tokens, at most
-
-Told = Callable[[int, int], object]
-Prompts = Sequence[tuple[int, ...]]
-
-
-@dataclass(frozen=True)
-class ExitTime:
-    """The time of one rule over that of full depth, median and quartiles of some rounds, and the mean steps of what was decoded."""
-
-    rule: str
-    batch: int
-    mean_steps: float
-    ratio: float
-    low: float
-    high: float
-
-
-def prompts_of(batch: Batch, *, answers: bool) -> tuple[Prompts, int]:
-    """Returns how the rows of a batch begin, and how many tokens follow: the questions and the shortest answer, or running text."""
-    asked = batch.labels != IGNORED
-    rows = [ids[mask.bool()].tolist() for ids, mask in zip(batch.input_ids, _real(batch), strict=True)]
-    if answers:
-        first = asked.int().argmax(1).tolist()
-        return [tuple(row[:place]) for row, place in zip(batch.input_ids.tolist(), first, strict=True)], int(asked.sum(1).min())
-    shortest = min(map(len, rows))
-    prompt = max(1, min(PROMPT, shortest // 2))
-    return [tuple(row[:prompt]) for row in rows], max(1, min(NEW, shortest - prompt))
-
-
-def _real(batch: Batch) -> torch.Tensor:
-    return torch.ones_like(batch.input_ids) if batch.attention_mask is None else batch.attention_mask
-
-
-@torch.no_grad()
-def exit_times(
-    model: LoopedForCausalLM,
-    prompts: Prompts,
-    new_tokens: int,
-    specs: Sequence[Mapping[str, Any]],
-    depth: int,
-    *,
-    batches: Sequence[int] = BATCHES,
-    rounds: int = ROUNDS,
-    tell: Told | None = None,
-) -> tuple[ExitTime, ...]:
-    """Returns the times of every fixed depth below `depth` and of every rule, for each batch size that there are prompts for."""
-    times: list[ExitTime] = []
-    runs: dict[str, dict[str, Any]] = {f"depth:{d}": {"depth": d} for d in range(1, depth)}
-    runs |= {write_exit(spec): {"depth": depth, "exit": build_exit(spec, model)} for spec in specs}
-    sizes = sorted({min(size, len(prompts)) for size in batches})
-    total, done = len(sizes) * (rounds + 1) * len(runs), 0
-    for size in sizes:
-        chosen = prompts[: sizes[-1]]  # the same for every size: a few texts may be odd ones
-        ratios: dict[str, list[float]] = {name: [] for name in runs}
-        steps: dict[str, float] = {}
-        for turn in range(rounds + 1):
-            for place, (name, options) in enumerate(runs.items()):
-                if place % BETWEEN == 0:
-                    full, _ = _decode(model, chosen, size, new_tokens, {"depth": depth}, depth)
-                taken, steps[name] = _decode(model, chosen, size, new_tokens, options, depth)
-                if turn:  # the first warms up
-                    ratios[name].append(taken / full)
-                done += 1
-                if tell is not None:
-                    tell(done, total)
-        for name, each in ratios.items():
-            low, middle, high = statistics.quantiles(each, n=4, method="inclusive") if len(each) > 1 else each * 3
-            times.append(ExitTime(name, size, steps[name], middle, low, high))
-    return tuple(times)
-
-
-def clock_of(model: LoopedForCausalLM) -> str:
-    """Returns which clock measures: the processor's with one thread, which is the wall time of an idle machine; else the wall's."""
-    return "processor" if model.device.type == "cpu" and torch.get_num_threads() == 1 else "wall"
-
-
-def _decode(
-    model: LoopedForCausalLM, prompts: Prompts, rows: int, new: int, options: Mapping[str, Any], deepest: int
-) -> tuple[float, float]:
-    """Returns the seconds of all answers, and the mean steps of their tokens."""
-    readings = deepest if options.get("exit") is not None else 1
-    longest = max(map(len, prompts)) + new
-    scheduler = Scheduler(model, rows=rows, tokens=rows * longest, depth=options["depth"], readings=readings)
-    requests = [Request(RequestOptions(prompt, max_new_tokens=new, **options)) for prompt in prompts]
-    for request in requests:
-        scheduler.add(request)
-    read = time.process_time if clock_of(model) == "processor" else time.perf_counter
-    _wait(model)
-    begin = read()
-    while scheduler.busy:
-        scheduler.tick()
-    _wait(model)
-    seconds = read() - begin
-    depths = [depth for request in requests for depth in request.result(0).depths]
-    return seconds, sum(depths) / len(depths)
-
-
-def _wait(model: LoopedForCausalLM) -> None:
-    if model.device.type == "cuda":
-        torch.cuda.synchronize(model.device)
-
-
+USUAL = ("gate", "act", "change", "divergence", "entropy", "stable")  # `--exit all`: those of them that the model can answer
 EQUAL_LOSS = 0.01  # nats: losses that are no further apart count as equal
 ORACLE_PRICES = (0.0, 0.01, 0.03, 0.1, 0.3, 1.0)  # nats that a step must win to be taken
 
 
-@dataclass(frozen=True)
-class StepTable:
-    """Every target of some rows after every step: its loss and whether it is right [S, N], what each family of rules measured
-    [S, N], the row it stands in [N] and its place there [N]. `mixed` has loss and right of families that read the mean of the
-    states so far."""
-
-    losses: Tensor
-    right: Tensor
-    measured: Mapping[str, Tensor]
-    row: Tensor
-    place: Tensor
-    mixed: Mapping[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
-
-    def read(self, family: str) -> tuple[Tensor, Tensor]:
-        """Returns loss and right [S, N] of tokens that leave by a rule of this family."""
-        return self.mixed.get(family, (self.losses, self.right))
+# the numbers
 
 
 @dataclass(frozen=True)
@@ -330,7 +198,7 @@ class ExitReport(Saved):
             heads += [f"steps, batch {batch}", "time / full depth"]
         rows = []
         for rule in dict.fromkeys(one.rule for one in self.times):
-            row = [rule, _signed(points[rule].excess)]
+            row = [rule, number(points[rule].excess, "+.4f")]
             for batch in self.batches:
                 one = times[rule, batch]
                 row += [f"{one.mean_steps:.2f}", f"{one.ratio:.2f} ({one.low:.2f}–{one.high:.2f})"]
@@ -349,10 +217,10 @@ class ExitReport(Saved):
         points = [*self.fixed, *self.points, *self.oracle]
         rows = []
         for p in points:
-            row = [p.rule, f"{p.mean_steps:.2f}", _number(p.loss)]
+            row = [p.rule, f"{p.mean_steps:.2f}", number(p.loss, ".4f")]
             ends = "" if p.excess_low is None or p.excess_high is None else f" ({p.excess_low:+.4f} to {p.excess_high:+.4f})"
-            row += [_signed(p.excess) + ends, _number(p.random_loss)]
-            rows.append(row + ([_percent(p.exact), _percent(p.random_exact)] if scored else []))
+            row += [number(p.excess, "+.4f") + ends, number(p.random_loss, ".4f")]
+            rows.append(row + ([percent(p.exact), percent(p.random_exact)] if scored else []))
         table = number_table(heads, rows, width, bold=[p is self.fixed[-1] for p in points])
         table.title = (
             f"{self.name}: {self.targets:,} tokens in {self.rows:,} rows, at most {self.depth[-1]} steps; "
@@ -363,6 +231,105 @@ class ExitReport(Saved):
             f"{point.rule} {point.mean_steps:.2f}" for _, point in best
         )
         return table
+
+
+@dataclass(frozen=True)
+class ExitEvaluation(Reports[ExitReport]):
+    """What exit rules cost and give, by split or text, as `loopwright evaluate --exit` measures it."""
+
+    def drawing(self) -> Drawing:
+        """Returns what the exit rules cost and give, a panel per split or text."""
+        reports = list(self.reports.items())
+        return exit_trade_off([cost for name, report in reports for cost in report.trade_offs(name)], **reports[0][1].axis)
+
+    def to_dict(self) -> dict[str, list[dict[str, Any]]]:
+        """Returns the numbers as plain data: for each split or text a row per fixed depth, rule and price of the oracle."""
+        return {n: [vars(point).copy() for point in (*r.fixed, *r.points, *r.oracle)] for n, r in self.reports.items()}
+
+
+# which rules, on what
+
+
+def exit_words(exits: Sequence[str]) -> list[Mapping[str, Any]]:
+    """Returns the rules that the words name, checked before a model is loaded; `all` stays a word."""
+    return [{"kind": "all"} if word == "all" else parse_exit(word) for word in exits]
+
+
+def exit_specs(words: Sequence[Mapping[str, Any]], model: LoopedForCausalLM) -> list[dict[str, Any]]:
+    """Returns every rule with its limit, each once; raises where the model lacks what a named rule reads."""
+    specs: dict[str, dict[str, Any]] = {}
+    for word in words:
+        for kind in [{"kind": name} for name in USUAL] if word["kind"] == "all" else [word]:
+            try:
+                build_exit(kind, model)
+            except ValueError:
+                if word["kind"] != "all" or not model.config.is_looped:
+                    raise
+                continue
+            specs |= {write_exit(spec): spec for spec in usual_exits(kind)}
+    return list(specs.values())
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What exits are measured on: batches of numbered rows, what intervals are over (of each row, or of each of its
+    tokens), and how many rows were chosen by hand."""
+
+    batches: Sequence[Sequence[int]]
+    batch_of: Any  # numbers of rows → Batch
+    units: Tensor
+    unit: str
+    exact: bool
+    few: int | None
+    length: int
+    fingerprint: str = ""
+
+    def pairs(self) -> Iterator[tuple[Sequence[int], Batch]]:
+        """Yields the numbers of a batch's rows, and the batch."""
+        return ((places, self.batch_of(places)) for places in self.batches)
+
+
+def of_text(model: LoopedForCausalLM, passages: Passages, rows: int | None, batch: int | None) -> Measured:
+    """Returns passages of running text, all or so many of them, in batches of equal length."""
+    few = None if rows is None or rows >= len(passages) else rows
+    chosen = passages if rows is None else passages.drawn(rows)
+    chosen.check_fit(model)
+    documents = [row.document for row in chosen.rows]
+    order = chosen.by_length()
+    size = passages_of_a_pass(model, chosen.context) if batch is None else batch
+    groups = [order[first : first + size] for first in range(0, len(order), size)]
+    units, unit = units_of(documents), unit_of(documents)
+    return Measured(groups, chosen.batch, units, unit, False, few, chosen.context, chosen.fingerprint)
+
+
+def of_rows(rows: BatchSource, batch: int, *, exact: bool, few: int | None = None) -> Measured:
+    """Returns rows with answers, in batches."""
+    groups = [range(first, min(first + batch, len(rows))) for first in range(0, len(rows), batch)]
+    units, unit = documents_of(rows, range(len(rows))), "document"
+    if units is None or int(units.min()) == int(units.max()):
+        units, unit = torch.arange(len(rows)), "row"
+    return Measured(groups, rows.batch, units, unit, exact, few, rows.batch([0]).input_ids.shape[1])
+
+
+# one pass over it
+
+
+@dataclass(frozen=True)
+class StepTable:
+    """Every target of some rows after every step: its loss and whether it is right [S, N], what each family of rules measured
+    [S, N], the row it stands in [N] and its place there [N]. `mixed` has loss and right of families that read the mean of the
+    states so far."""
+
+    losses: Tensor
+    right: Tensor
+    measured: Mapping[str, Tensor]
+    row: Tensor
+    place: Tensor
+    mixed: Mapping[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+    def read(self, family: str) -> tuple[Tensor, Tensor]:
+        """Returns loss and right [S, N] of tokens that leave by a rule of this family."""
+        return self.mixed.get(family, (self.losses, self.right))
 
 
 def read_steps(
@@ -379,15 +346,11 @@ def read_steps(
     `rules` holds one rule of each family. The model's mode comes back as it was.
     """
     parts: list[StepTable] = []
-    training = model.training
-    model.eval()
-    try:
+    with evaluating(model):
         for done, (places, batch) in enumerate(batches, start=1):
             parts.append(_read_batch(model, torch.tensor(list(places)), batch.to(model.device), rules, depth))
             if progress is not None and total is not None:
                 progress(done, total)
-    finally:
-        model.train(training)
     measured = {name: torch.cat([part.measured[name] for part in parts], 1) for name in rules}
     losses, right = (torch.cat([getattr(part, name) for part in parts], 1) for name in ("losses", "right"))
     mixing = [name for name, rule in rules.items() if rule.averages_states]
@@ -428,8 +391,8 @@ def _read_batch(model: LoopedForCausalLM, places: Tensor, batch: Batch, rules: M
         before = after
     rows, inside = asked.nonzero().cpu().T
     means = {name: _stacked(each) for name, each in mixed.items()}
-    found = {name: torch.stack(each) for name, each in measured.items()}
-    return StepTable(*_stacked(scores), found, places[rows], inside + 1, means)
+    table = {name: torch.stack(each) for name, each in measured.items()}
+    return StepTable(*_stacked(scores), table, places[rows], inside + 1, means)
 
 
 def _stacked(scores: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
@@ -438,9 +401,9 @@ def _stacked(scores: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
 
 def _score(logits: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
     """The loss of each target [N], and whether it is the most likely token, of logits [N, V]."""
-    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    loss = (wide - wide.gather(-1, ids[:, None])).logsumexp(-1)
-    return loss.cpu(), (chosen(wide) == ids).cpu()
+    scores = wide(logits)
+    loss = (scores - scores.gather(-1, ids[:, None])).logsumexp(-1)
+    return loss.cpu(), (chosen(scores) == ids).cpu()
 
 
 def exit_depths(model: LoopedForCausalLM, rule: ExitRule, measured: Tensor) -> Tensor:
@@ -449,6 +412,34 @@ def exit_depths(model: LoopedForCausalLM, rule: ExitRule, measured: Tensor) -> T
     for before, now in pairwise(inside):
         now &= before
     return inside.sum(0) + 1  # on a CPU argmax over the steps takes ten times as long
+
+
+# what rules give
+
+
+def exits_of(
+    model: LoopedForCausalLM,
+    part: Measured,
+    specs: Sequence[Mapping[str, Any]],
+    *,
+    name: str,
+    depth: int,
+    timed: bool = False,
+    causality: Verdict | None = None,
+    source: str = "",
+    progress: Progress | None = None,
+) -> ExitReport:
+    """Returns what rules cost and give on a part; with the times of decoding by the engine where they are asked for."""
+    report = early_exits(
+        model, part.pairs(), specs,
+        name=name, depth=depth, units=part.units, unit=part.unit, exact=part.exact, causality=causality, total=len(part.batches),
+        fingerprint=part.fingerprint, source=source, progress=progress,
+    )  # fmt: skip
+    if not timed:
+        return report
+    prompts, new = prompts_of(part.batch_of(range(min(max(BATCHES), len(part.units)))), answers=part.exact)
+    times = exit_times(model, prompts, new, specs, depth, tell=progress)
+    return replace(report, times=times, clock=clock_of(model))
 
 
 def early_exits(
@@ -525,122 +516,3 @@ class _Scored:
 def by_row(values: Tensor, row: Tensor, rows: int) -> Tensor:
     """Returns the sums of values [..., N] over the targets of each row [..., rows]."""
     return values.new_zeros(*values.shape[:-1], rows).index_add_(-1, row, values)
-
-
-def _number(value: float | None) -> str:
-    return "not finite" if value is None else f"{value:.4f}"
-
-
-def _signed(value: float | None) -> str:
-    return "not finite" if value is None else f"{value:+.4f}"
-
-
-def _percent(value: float | None) -> str:
-    return "–" if value is None else f"{100 * value:.2f} %"
-
-
-USUAL = ("gate", "act", "change", "divergence", "entropy", "stable")  # `--exit all`: those of them that the model can answer
-
-
-@dataclass(frozen=True)
-class Measured:
-    """What exits are measured on: batches of numbered rows, what intervals are over (of each row, or of each of its
-    tokens), and how many rows were chosen by hand."""
-
-    batches: Sequence[Sequence[int]]
-    batch_of: Any  # numbers of rows → Batch
-    units: Tensor
-    unit: str
-    exact: bool
-    few: int | None
-    length: int
-    fingerprint: str = ""
-
-    def pairs(self) -> Iterator[tuple[Sequence[int], Batch]]:
-        """Yields the numbers of a batch's rows, and the batch."""
-        return ((places, self.batch_of(places)) for places in self.batches)
-
-
-def exit_words(exits: Sequence[str]) -> list[Mapping[str, Any]]:
-    """Returns the rules that the words name, checked before a model is loaded; `all` stays a word."""
-    return [{"kind": "all"} if word == "all" else parse_exit(word) for word in exits]
-
-
-def exit_specs(words: Sequence[Mapping[str, Any]], model: LoopedForCausalLM) -> list[dict[str, Any]]:
-    """Returns every rule with its limit, each once; raises where the model lacks what a named rule reads."""
-    specs: dict[str, dict[str, Any]] = {}
-    for word in words:
-        for kind in [{"kind": name} for name in USUAL] if word["kind"] == "all" else [word]:
-            try:
-                build_exit(kind, model)
-            except ValueError:
-                if word["kind"] != "all" or not model.config.is_looped:
-                    raise
-                continue
-            specs |= {write_exit(spec): spec for spec in usual_exits(kind)}
-    return list(specs.values())
-
-
-def of_text(model: LoopedForCausalLM, passages: Passages, rows: int | None, batch: int | None) -> Measured:
-    """Returns passages of running text, all or so many of them, in batches of equal length."""
-    few = None if rows is None or rows >= len(passages) else rows
-    chosen = passages if rows is None else passages.drawn(rows)
-    if chosen.vocab_size > model.config.vocab_size:
-        raise ValueError(
-            f"{chosen.name}: its ids go up to {chosen.vocab_size - 1}, the model has {model.config.vocab_size} tokens; "
-            "allowed: the model's own tokenizer"
-        )
-    documents = [row.document for row in chosen.rows]
-    order = chosen.by_length()
-    size = passages_of_a_pass(model, chosen.context) if batch is None else batch
-    groups = [order[first : first + size] for first in range(0, len(order), size)]
-    units, unit = units_of(documents), unit_of(documents)
-    return Measured(groups, chosen.batch, units, unit, False, few, chosen.context, chosen.fingerprint)
-
-
-def of_rows(rows: Rows, batch: int, *, exact: bool, few: int | None = None) -> Measured:
-    """Returns rows with answers, in batches."""
-    groups = [range(first, min(first + batch, len(rows))) for first in range(0, len(rows), batch)]
-    units, unit = documents_of(rows, range(len(rows))), "document"
-    if units is None or int(units.min()) == int(units.max()):
-        units, unit = torch.arange(len(rows)), "row"
-    return Measured(groups, rows.batch, units, unit, exact, few, rows.batch([0]).input_ids.shape[1])
-
-
-@dataclass(frozen=True)
-class ExitEvaluation(Reports[ExitReport]):
-    """What exit rules cost and give, by split or text, as `loopwright evaluate --exit` measures it."""
-
-    def drawing(self) -> Drawing:
-        """Returns what the exit rules cost and give, a panel per split or text."""
-        reports = list(self.reports.items())
-        return exit_trade_off([cost for name, report in reports for cost in report.trade_offs(name)], **reports[0][1].axis)
-
-    def to_dict(self) -> dict[str, list[dict[str, Any]]]:
-        """Returns the numbers as plain data: for each split or text a row per fixed depth, rule and price of the oracle."""
-        return {n: [vars(point).copy() for point in (*r.fixed, *r.points, *r.oracle)] for n, r in self.reports.items()}
-
-
-def exits_of(
-    model: LoopedForCausalLM,
-    part: Measured,
-    specs: Sequence[Mapping[str, Any]],
-    *,
-    name: str,
-    depth: int,
-    timed: bool = False,
-    causality: Verdict | None = None,
-    source: str = "",
-    progress: Progress | None = None,
-) -> ExitReport:
-    """Returns what rules cost and give on a part; with the times of decoding by the engine where they are asked for."""
-    report = early_exits(
-        model, part.pairs(), specs,
-        name=name, depth=depth, units=part.units, unit=part.unit, exact=part.exact, causality=causality, total=len(part.batches),
-        fingerprint=part.fingerprint, source=source, progress=progress,
-    )  # fmt: skip
-    if not timed:
-        return report
-    prompts, new = prompts_of(part.batch_of(range(min(max(BATCHES), len(part.units)))), answers=part.exact)
-    times = exit_times(model, prompts, new, specs, depth, tell=progress)
-    return replace(report, times=times, clock=clock_of(model))

@@ -2,8 +2,6 @@
 
 The model is lm-eval's own `hf` model in all but what runs the network: prompts, tokens, cuts and metrics are lm-eval's. So the
 numbers are those of `hf` at each depth.
-
-Log-likelihoods of continuations at many depths from one pass, which is what questions with given answers need.
 """
 
 from __future__ import annotations
@@ -26,12 +24,12 @@ import torch
 from torch import Tensor
 
 from loopwright.checking.probes import Verdict
-from loopwright.evaluation.by_depth import Progress
 from loopwright.evaluation.likelihood import need_likelihood
+from loopwright.evaluation.report import Progress
 from loopwright.evaluation.tasks import OWN, Asking, TaskNames, TaskReport, known_names, local_config, task_report
 from loopwright.generation.engine import Engine
 from loopwright.generation.readings import check_depths
-from loopwright.metrics.score import chosen
+from loopwright.metrics.score import chosen, wide
 from loopwright.model.causal_lm import LoopedForCausalLM
 from loopwright.model.passes import Answers
 from loopwright.schema import check_whole
@@ -137,7 +135,7 @@ def _read(model: LoopedForCausalLM, features: Tensor, p: object, where: list[int
     each, right = [], []
     for first in range(0, len(features), size):
         logits = model.head(features[first : first + size], p)  # type: ignore[arg-type]
-        logs = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
+        logs = wide(logits).log_softmax(-1)
         begin, end = bisect_left(where, first), bisect_left(where, first + size)
         places = torch.tensor(where[begin:end], device=features.device) - first
         scores = logs[places, token[begin:end]]
@@ -457,13 +455,15 @@ def _answers(
     """Returns the answers of requests by depth, all in one engine; notes which prompts were cut."""
     from lm_eval.models.utils import postprocess_generated_text
 
-    wishes, stops, harness.shortened = map(list, zip(*(_wish(harness, *request.args) for request in requests), strict=True))
-    room = max(len(wish["prompt"]) + wish["max_new_tokens"] for wish in wishes)
-    rows = min(batch or ROWS, len(wishes) * len(depths))
+    options, stops, harness.shortened = map(
+        list, zip(*(_engine_options(harness, *request.args) for request in requests), strict=True)
+    )
+    room = max(len(wanted["prompt"]) + wanted["max_new_tokens"] for wanted in options)
+    rows = min(batch or ROWS, len(options) * len(depths))
     looped = model.config.is_looped
     with Engine(model, tokenizer, max_rows=rows, max_tokens=rows * room, depth=depths[-1] if looped else None) as engine:
         handles = [
-            [engine.submit(**wish, seed=seed, depth=depth if looped else None) for seed, wish in enumerate(wishes)]
+            [engine.submit(**wanted, seed=seed, depth=depth if looped else None) for seed, wanted in enumerate(options)]
             for depth in depths
         ]
         texts = []
@@ -477,7 +477,7 @@ def _answers(
     return [list(answers) for answers in zip(*texts, strict=True)]
 
 
-def _wish(harness: Any, context: str, options: Mapping[str, Any]) -> tuple[dict[str, Any], list[str], bool]:
+def _engine_options(harness: Any, context: str, options: Mapping[str, Any]) -> tuple[dict[str, Any], list[str], bool]:
     """Returns a request of the engine that asks for what lm-eval's options do, the texts that end an answer, and whether the
     prompt was cut."""
     from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from loopwright.data.batch import BatchSource, owners_of
-from loopwright.evaluation.by_depth import drawn_of, joined, number_table, over, stacked
+from loopwright.data.batch import BatchSource
+from loopwright.evaluation.by_depth import drawn_of, read_rows
 from loopwright.evaluation.likelihood import NOT_A_LIKELIHOOD, need_likelihood
+from loopwright.evaluation.report import number_table, over
 from loopwright.evaluation.text import HeldOut, unit_of
-from loopwright.generation.readings import Reading, readings
 from loopwright.metrics.intervals import FEWEST, mean_interval, paired_interval, share_interval, share_of_gap_interval
 from loopwright.model.causal_lm import LoopedForCausalLM
 
@@ -96,35 +96,12 @@ def compare_rows(
         need_likelihood(model, name)
     results = []
     for name, rows in parts.items():
-        measured = [_measured(model, rows, depth, batch_size) for model, depth in zip((first, second), depths, strict=True)]
-        (losses, targets, unit), (others, _, _) = (drawn_of(*each) for each in measured)
-        results.append(_of_losses(name, depths, torch.stack([losses, others]), targets, torch.arange(len(targets)), unit))
+        read = [read_rows(model, rows, [depth], batch_size) for model, depth in zip((first, second), depths, strict=True)]
+        (losses, targets, unit), (others, _, _) = (drawn_of(*each) for each in read)
+        results.append(_of_losses(name, depths, torch.cat([losses, others]), targets, torch.arange(len(targets)), unit))
         if exact:
-            results.append(_of_answers(name, depths, *(each["exact"].bool() for each, _ in measured)))
+            results.append(_of_answers(name, depths, *(each["exact"][0] for each, _ in read)))
     return results
-
-
-def _measured(
-    model: LoopedForCausalLM, rows: BatchSource, depth: int, batch_size: int
-) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """What a model gives for each row, and for each document of each batch where rows are windows of documents."""
-    parts: list[Reading] = []
-    owned: list[dict[str, Tensor]] = []
-    training = model.training
-    model.eval()
-    try:
-        for start in range(0, len(rows), batch_size):
-            places = range(start, min(start + batch_size, len(rows)))
-            batch = rows.batch(places)
-            held = owners_of(rows, places, batch)
-            parts += readings(model, batch.to(model.device), [depth], owners=None if held is None else held.places)
-            if held is not None:
-                loss = stacked([parts[-1].of_documents])[0]
-                owned.append({"documents": held.documents, "targets": held.targets, "loss": loss})
-    finally:
-        model.train(training)
-    found = {name: torch.cat([getattr(part, name).double().cpu() for part in parts]) for name in ("loss", "targets", "exact")}
-    return found, joined(owned)
 
 
 def _of_losses(

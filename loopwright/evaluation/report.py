@@ -1,20 +1,30 @@
-"""Reports that are kept as JSON files: written whole, read back, and refused in one line where a file holds something else. Each
-has a figure."""
+"""What reports share: JSON files that are written whole and refused in one line where they hold something else, a figure each,
+and numbers as cells of tables."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 
 from rich.console import Group
+from torch import Tensor
 
 from loopwright.plot import Shown
 from loopwright.plot.drawing import Curve, Drawing, Plotted
 from loopwright.plot.figures import BY_DEPTH
 from loopwright.storage.files import write_whole
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+DIGITS = 6  # of a number in a report
+
+Column = tuple[float | None, ...]  # a number per depth; None where it is not finite or does not apply
+Progress = Callable[[int, int], object]  # called with batches done and batches in all
 
 
 class Saved(Plotted, Shown):
@@ -25,7 +35,7 @@ class Saved(Plotted, Shown):
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> Self:
         """Returns the report that plain data describes."""
-        raise NotImplementedError
+        return cls(**columns_of(cls, data))
 
     def written(self) -> dict[str, Any]:
         """Returns what is written."""
@@ -102,3 +112,55 @@ class Reports(Plotted, Shown, Generic[Report]):
     def table(self, width: int | None = None) -> Group:
         """Returns the tables, for rich to print."""
         return Group(*(report.table(width) for report in self.reports.values()))
+
+
+# numbers and tables
+
+
+def column(values: Tensor, *, digits: int = DIGITS) -> Column:
+    """Returns plain numbers at few digits, so that the file is small and says what the report says."""
+    return tuple(float(f"{x:.{digits}g}") if math.isfinite(x) else None for x in values.double().tolist())
+
+
+def number(value: float | None, form: str = ".4g") -> str:
+    """Returns a number as a cell shows it."""
+    return "not finite" if value is None else f"{value:{form}}"
+
+
+def percent(share: float | None, form: str = ".2f") -> str:
+    """Returns a share as a cell shows it."""
+    return "–" if share is None else f"{100 * share:{form}} %"
+
+
+def ends(low: float | None, high: float | None, between: str = "–") -> str:
+    """Returns the ends of an interval in brackets; nothing where it has none: of one unit, or of numbers that are not finite."""
+    return "" if low is None or high is None else f" ({number(low)}{between}{number(high)})"
+
+
+def over(units: int, unit: str) -> str:
+    """Returns what the intervals of a table are about."""
+    return f"intervals over {units:,} {unit}{'' if units == 1 else 's'}"
+
+
+def number_table(heads: Sequence[str], rows: Sequence[Sequence[str]], width: int | None, *, bold: Sequence[bool] = ()) -> Table:
+    """Returns a rich table of numbers that loses no digit: where the window is too narrow, intervals stand below their values."""
+    from rich.table import Table
+
+    for mark, broken in ((" (", "\n("), (" / ", " /\n"), (" to ", " to\n"), ("–", "–\n")):
+        if width is None or sum(_widths(heads, rows)) + 3 * len(heads) + 1 <= width:
+            break
+        rows = [[cell.replace(mark, broken) for cell in row] for row in rows]
+    table = Table(title_justify="left", title_style="bold", caption_justify="left")
+    for head, least in zip(heads, _widths(heads, rows), strict=True):
+        table.add_column(head, justify="right", min_width=least)  # else rich would cut cells before it breaks heads
+    for place, row in enumerate(rows):
+        table.add_row(*row, style="bold" if place < len(bold) and bold[place] else None)
+    return table
+
+
+def _widths(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[int]:
+    """What each column needs where heads break at blanks and cells at line ends."""
+    widest = [max(map(len, head.split())) for head in heads]
+    for row in rows:
+        widest = [max(width, *map(len, cell.split("\n"))) for width, cell in zip(widest, row, strict=True)]
+    return widest

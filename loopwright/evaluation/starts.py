@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from loopwright.evaluation.by_depth import SHOWN_DEPTHS, Column, SweepReport, column, number_table, shown_places
-from loopwright.evaluation.report import ByDepth, columns_of
+from loopwright.evaluation.by_depth import SHOWN_DEPTHS, SweepReport, shown_places
+from loopwright.evaluation.report import ByDepth, Column, column, number, number_table, percent
 from loopwright.evaluation.text import HeldOut
 
 if TYPE_CHECKING:
@@ -54,11 +54,6 @@ class StartReport(ByDepth):
         """The split or text."""
         return self.split
 
-    @classmethod
-    def of(cls, data: Mapping[str, Any]) -> Self:
-        """Returns the report that plain data describes."""
-        return cls(**columns_of(cls, data))
-
     def table(self, width: int | None = None, *, most: int = SHOWN_DEPTHS) -> Table:
         """Returns mean and spread at up to `most` depths as a rich table."""
         shown = [name for name in MEASURES if getattr(self, name)[0] is not None or name == "loss"]
@@ -71,7 +66,7 @@ class StartReport(ByDepth):
 
     def _cell(self, name: str, place: int) -> str:
         values = [getattr(self, f"{name}{end}")[place] for end in ("", "_low", "_high")]
-        mean, low, high = ("not finite" if x is None else f"{100 * x:.2f} %" if name == "exact" else f"{x:.4g}" for x in values)
+        mean, low, high = (percent(x) if name == "exact" and x is not None else number(x) for x in values)
         return f"{mean} ({low} to {high})"
 
 

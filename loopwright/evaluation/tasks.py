@@ -1,11 +1,8 @@
-"""Reports of tasks with questions: every metric by depth with its interval, and what becomes of an answer as depth grows.
+"""Tasks with questions: their reports by depth, which tasks lm-eval knows, and questions from local files.
 
-The questions of lm-eval's tasks from local files: which file of a folder belongs to which split of which task.
-
-A file is called TASK_SPLIT.jsonl, TASK.jsonl where it is the split that is measured, each also with .gz. TASK is the name of a task
-or part of one: `gsm8k_test.jsonl` serves gsm8k and gsm8k_cot, `math500.jsonl` hendrycks_math500.
-
-Which tasks lm-eval knows, read from its files without importing it: its own index takes a minute to build.
+lm-eval's names are read from its files without importing it: its own index takes a minute to build. A file of questions is called
+TASK_SPLIT.jsonl, TASK.jsonl where it is the split that is measured, each also with .gz. TASK is the name of a task or part of one:
+`gsm8k_test.jsonl` serves gsm8k and gsm8k_cot, `math500.jsonl` hendrycks_math500.
 """
 
 from __future__ import annotations
@@ -23,8 +20,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import torch
 
 from loopwright.data.records import Files
-from loopwright.evaluation.by_depth import Column, column, number_table, rate_lines
-from loopwright.evaluation.report import Reports, Saved, columns_of
+from loopwright.evaluation.by_depth import rate_lines
+from loopwright.evaluation.report import Column, Reports, Saved, column, columns_of, number_table
 from loopwright.metrics.intervals import mean_interval, wilson_interval
 from loopwright.metrics.score import DepthRates, depth_rates
 from loopwright.plot.drawing import Curve, Drawing

@@ -1,15 +1,14 @@
 """Held-out loss of running text at stated contexts and depths, as a likelihood or marked as none.
 
-The loss is the mean over scored tokens, Σ −log p / N: a passage weighs what its tokens weigh. Intervals are over
-documents (over passages, where the text is one document alone): tokens of one text are not independent of each other.
-A model whose answers depend on later tokens is refused, since its one-pass loss is no likelihood; where it is scored all the
-same the report says so, and `honest` gives the loss that it has when each token is predicted from its prefix alone.
+Files are cut into passages of at most `context` tokens that are scored alone. No passage holds two documents, no token is in two
+passages, and what ends a document is not scored: losses count text alone, so that they can be told per byte. A passage begins
+with what the tokenizer puts before any text (a BOS, or nothing); the first token of one without such an opening is read but not
+scored, since nothing stands before it.
 
-Held-out text as passages: the documents of files, each cut into pieces of at most `context` tokens that are scored alone.
-
-No passage holds two documents, no token is in two passages, and what ends a document is not scored: losses count text alone,
-so that they can be told per byte. A passage begins with what the tokenizer puts before any text (a BOS, or nothing); the first
-token of one without such an opening is read but not scored, since nothing stands before it.
+The loss is the mean over scored tokens, Σ −log p / N: a passage weighs what its tokens weigh. Intervals are over documents (over
+passages, where the text is one document alone): tokens of one text are not independent of each other. A model whose answers
+depend on later tokens is refused, since its one-pass loss is no likelihood; where it is scored all the same the report says so,
+and `honest` gives the loss that it has when each token is predicted from its prefix alone.
 """
 
 from __future__ import annotations
@@ -30,9 +29,9 @@ from loopwright.data.batch import IGNORED, Batch
 from loopwright.data.records import Files, text_field
 from loopwright.data.text import GROUP
 from loopwright.data.tokenizer import Tokenizer
-from loopwright.evaluation.by_depth import Column, Progress, column, ends, number_table, over
+from loopwright.evaluation.by_depth import evaluating
 from loopwright.evaluation.likelihood import NOT_A_LIKELIHOOD, need_likelihood
-from loopwright.evaluation.report import ByDepth, columns_of
+from loopwright.evaluation.report import ByDepth, Column, Progress, column, columns_of, ends, number, number_table, over
 from loopwright.generation.readings import check_depths, readings
 from loopwright.metrics.intervals import mean_interval
 from loopwright.model.causal_lm import LoopedForCausalLM
@@ -43,6 +42,8 @@ if TYPE_CHECKING:
 
 
 CONTEXT = 512  # tokens of a passage, where nothing is said and the model has as many positions
+# logits of one pass, beside which the loss needs about two more of their size
+LOGITS_AT_ONCE = {"cpu": 2**27, "cuda": 2**30}
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,14 @@ class Passages:
         for row in self.rows:
             digest.update(f"{row.document} {row.first} {row.bytes} {row.ids}\n".encode())
         return digest.hexdigest()
+
+    def check_fit(self, model: LoopedForCausalLM) -> None:
+        """Raises a ValueError where the ids go beyond a model's vocabulary."""
+        if self.vocab_size > model.config.vocab_size:
+            raise ValueError(
+                f"{self.name}: its ids go up to {self.vocab_size - 1}, the model has {model.config.vocab_size} tokens; "
+                "allowed: the model's own tokenizer"
+            )
 
     def drawn(self, count: int) -> Passages:
         """Returns so many passages of all the documents, drawn evenly and always alike, in order; all where they are fewer."""
@@ -162,10 +171,6 @@ def _cut(ids: Sequence[int], word_ends: Sequence[int], opening: Sequence[int], c
     return passages
 
 
-# logits of one pass, beside which the loss needs about two more of their size
-LOGITS_AT_ONCE = {"cpu": 2**27, "cuda": 2**30}
-
-
 @dataclass(frozen=True)
 class Honest:
     """A sample of scored tokens, each predicted from its prefix alone, beside the same tokens in the one pass (`forced`).
@@ -217,7 +222,7 @@ class HeldOut(ByDepth):
 
     def __repr__(self) -> str:
         """What was measured: the losses of all passages would fill a notebook, and `table` shows the rest."""
-        losses = ", ".join(f"{_number(loss)} at depth {depth}" for depth, loss in zip(self.depth, self.loss, strict=True))
+        losses = ", ".join(f"{number(loss)} at depth {depth}" for depth, loss in zip(self.depth, self.loss, strict=True))
         return f"HeldOut({self.text!r}: {self.passages:,} passages, {self.targets:,} tokens; loss {losses})"
 
     @property
@@ -255,13 +260,13 @@ class HeldOut(ByDepth):
         more = ["loss, prefix by prefix", "gain"] if self.honest else []
         rows = []
         for i, depth in enumerate(self.depth):
-            row = [str(depth), _number(self.loss[i]) + ends(self.loss_low[i], self.loss_high[i], " to ")]
-            row += [_number(self.perplexity[i]), _number(self.bits_per_byte[i])]
+            row = [str(depth), number(self.loss[i]) + ends(self.loss_low[i], self.loss_high[i], " to ")]
+            row += [number(self.perplexity[i]), number(self.bits_per_byte[i])]
             if self.honest is not None:
                 h = self.honest
                 row += [
-                    _number(h.loss[i]) + ends(h.loss_low[i], h.loss_high[i], " to "),
-                    _number(h.gain[i]) + ends(h.gain_low[i], h.gain_high[i], " to "),
+                    number(h.loss[i]) + ends(h.loss_low[i], h.loss_high[i], " to "),
+                    number(h.gain[i]) + ends(h.gain_low[i], h.gain_high[i], " to "),
                 ]
             rows.append(row)
         table = number_table(["depth", f"loss{mark}", "perplexity", "bits per byte", *more], rows, width)
@@ -301,11 +306,7 @@ def held_out(
         source: where the model's weights stand, for the report to say.
     """
     verdict = need_likelihood(model, marked=marked or honest > 0, known=causality)
-    if passages.vocab_size > model.config.vocab_size:
-        raise ValueError(
-            f"{passages.name}: its ids go up to {passages.vocab_size - 1}, the model has {model.config.vocab_size} tokens; "
-            "allowed: the model's own tokenizer"
-        )
+    passages.check_fit(model)
     wanted = check_depths(model.config, depths)
     size = passages_of_a_pass(model, passages.context) if batch_size is None else batch_size
     table = _scored(model, passages.batch, passages.by_length(), wanted, size, progress)
@@ -313,14 +314,12 @@ def held_out(
     targets, total_bytes = passages.targets(), sum(row.bytes for row in passages.rows)
     loss = table.sum(1) / targets.sum()
     low, high = mean_interval(table, targets, units_of(documents))
-    found = None
-    if honest:
-        found = _honest(model, passages, wanted, honest, size)
+    sample = _honest(model, passages, wanted, honest, size) if honest else None
     return HeldOut(
         passages.name, passages.context, unit_of(documents), len(set(documents)), len(passages), int(targets.sum()), total_bytes,
         passages.fingerprint, verdict.passed is True, verdict.detail, tuple(wanted),
         column(loss), column(low), column(high), column(loss.exp()), column(table.sum(1) / (math.log(2) * total_bytes)),
-        documents, tuple(targets.tolist()), tuple(column(row, digits=9) for row in table), found,
+        documents, tuple(targets.tolist()), tuple(column(row, digits=9) for row in table), sample,
         source, str(model.dtype).removeprefix("torch."),
     )  # fmt: skip
 
@@ -353,17 +352,13 @@ def _scored(
     check_whole("batch", size, 1)
     losses = torch.zeros(len(depths), len(order), dtype=torch.float64)
     starts = range(0, len(order), size)
-    training = model.training
-    model.eval()
-    try:
+    with evaluating(model):
         for done, start in enumerate(starts, start=1):
             places = list(order[start : start + size])
             batch = batch_of(places).to(model.device)
             losses[:, places] = torch.stack([reading.loss for reading in readings(model, batch, depths)]).cpu()
             if progress is not None:
                 progress(done, len(starts))
-    finally:
-        model.train(training)
     return losses
 
 
@@ -406,7 +401,3 @@ def _sample(passages: Passages, count: int) -> list[tuple[int, int]]:
     rows = torch.searchsorted(ends, chosen, right=True)
     inside = chosen - (ends - targets)[rows]
     return [(row, passages.rows[row].first + place) for row, place in zip(rows.tolist(), inside.tolist(), strict=True)]
-
-
-def _number(value: float | None) -> str:
-    return "not finite" if value is None else f"{value:.4g}"

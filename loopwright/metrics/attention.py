@@ -1,24 +1,18 @@
-"""What attention maps say about mixing: how concentrated the received attention is, where it sinks, how wide the rows look.
+"""What attention maps say: how concentrated the received attention is, where it sinks, how far maps are from one another.
 
 Maps A are […, H, T, T], rows are queries and sum to 1; logarithms are natural and 0 log 0 = 0. `valid` […, T] says which tokens
 are real (None: all): rows and columns of the others are dropped first, so T counts the real ones. Numbers are computed in
-float32 or wider. Where no token is real they are NaN.
+float32 or wider. Where no token is real they are NaN. A whole map is needed for no mixing number: `attention_sums` of blocks of
+rows add up, and `attention_reading` turns the sums into a few numbers per head.
 
-A whole map is needed for none of them: `attention_sums` of blocks of rows add up, and `attention_reading` turns the sums into a
-few numbers per head.
+States that hardly move have maps that hardly move: how far apart maps may be is bounded by Proposition 4.2 of "A Mechanistic
+Analysis of Looped Language Models". The proposition speaks of X W_Q W_Kᵀ Xᵀ / √d; rotary positions, biases and norms of queries
+and keys are outside of it. `rotary_weight_norm` gives a κ under which it holds with rotary positions. `query_key_bound` is not
+the proposition's own but one of its kind, from the queries and keys themselves: it holds for every model, and is at most that of
+`rotary_weight_norm` where the proposition with it holds.
 
-How far attention maps are from one another, and how far Proposition 4.2 allows (of "A Mechanistic Analysis of Looped Language
-Models"): states that hardly move have maps that hardly move.
-
-Maps are […, H, T, T]; `valid` […, T] says which tokens are real (None: all). The proposition speaks of X W_Q W_Kᵀ Xᵀ / √d; rotary
-positions, biases and norms of queries and keys are outside of it. `rotary_weight_norm` gives a κ under which it holds with rotary
-positions. `query_key_bound` is not the proposition's own but one of its kind, from the queries and keys themselves: it holds for
-every model, and is at most that of `rotary_weight_norm` where the proposition with it holds.
-
-Stage curves: a number per layer (concentration, mixing, …) over relative depth, laid over one another and compared.
-
-A curve is […, n], one value per layer in order. The x axis is 100 · i / (n − 1) %, so that a block of 6 layers and a dense model of
-16 share it.
+Stage curves […, n] have one value per layer in order, of any of these numbers. Their x axis is 100 · i / (n − 1) %, so that a block
+of 6 layers and a dense model of 16 can be laid over one another and compared.
 """
 
 from __future__ import annotations
@@ -29,6 +23,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from loopwright.metrics.score import wide
+
 SINK = 0.3  # a head sinks into a token whose sink score is above this
 
 
@@ -37,7 +33,7 @@ SINK = 0.3  # a head sinks into a token whose sink score is above this
 
 def kept_rows(rows: Tensor, valid: Tensor | None, valid_rows: Tensor | None = None) -> Tensor:
     """Returns rows […, H, R, T] in float32 or wider, with zeros where the query or the key is no real token."""
-    rows = rows.to(torch.promote_types(rows.dtype, torch.float32))
+    rows = wide(rows)
     if valid_rows is None:
         valid_rows = valid
     if valid_rows is None:
@@ -133,10 +129,6 @@ class AttentionReading:
     top_sink: Tensor
     top_token: Tensor
 
-    def first_sink_rate(self, threshold: float = SINK) -> Tensor:
-        """Returns the share of heads that sink into the first real token […]: the sink rate that is usually drawn."""
-        return (self.first_sink > threshold).to(self.mixing.dtype).mean(-1)
-
     def any_sink_rate(self, threshold: float = SINK) -> Tensor:
         """Returns the share of heads that sink into some token […]."""
         return (self.top_sink > threshold).to(self.mixing.dtype).mean(-1)
@@ -185,7 +177,7 @@ def attention_distances(maps: Tensor, valid: Tensor | None = None) -> Tensor:
     """
     each = []
     for row in range(maps.shape[1]):
-        some = maps[:, row].to(torch.promote_types(maps.dtype, torch.float32))
+        some = wide(maps[:, row])
         if valid is not None:
             real = valid[row].bool().nonzero()[:, 0]
             some = some[:, :, real][..., real]
@@ -258,7 +250,7 @@ def _each_head(x: Tensor, heads: int) -> Tensor:
 
 
 def _size(x: Tensor, valid: Tensor | None, before: Tensor | None = None) -> Tensor:
-    x = x.to(torch.promote_types(x.dtype, torch.float32))
+    x = wide(x)
     x = x if before is None else x - before
     return (x if valid is None else x.masked_fill(~valid.bool()[..., None, :, None], 0)).flatten(-2).norm(dim=-1)
 

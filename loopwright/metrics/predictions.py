@@ -1,14 +1,10 @@
-"""What each step would have said: entropy, change and flips of the predictions that are read out step by step.
+"""What steps and neurons say to the vocabulary: entropy, change and flips of the predictions that are read out step by step, and
+what single neurons and single large numbers of the residual stream do. Logits are […, V]; logarithms are natural.
 
-Logits are […, V]; logarithms are natural. One step and the one before it are all that is needed at a time.
-
-Prediction and suppression neurons: what the output vector of an MLP neuron says to the vocabulary, from the weights alone.
-
-The effect of a neuron on the logits is y = W_U (g ⊙ w_out), g the gains of the norms that its output passes: one number per
+The effect of an MLP neuron on the logits is y = W_U (g ⊙ w_out), g the gains of the norms that its output passes: one number per
 token of the vocabulary. Few tokens far from the rest make its kurtosis large; where they are raised the skew is positive and
-the neuron predicts, where they are lowered it is negative and the neuron suppresses (after Gurnee et al. 2024).
-
-Massive activations: single numbers of the residual stream that dwarf all others (after Sun et al. 2024).
+the neuron predicts, where they are lowered it is negative and the neuron suppresses (after Gurnee et al. 2024). Massive
+activations are single numbers of the residual stream that dwarf all others (after Sun et al. 2024).
 """
 
 from __future__ import annotations
@@ -17,6 +13,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from loopwright.metrics.score import wide
 
 
 @dataclass(frozen=True)
@@ -64,7 +62,7 @@ def settled_step(answers: Tensor) -> Tensor:
 
 
 def _log_p(logits: Tensor) -> Tensor:
-    return logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
+    return wide(logits).log_softmax(-1)
 
 
 KURTOSIS = 10.0  # above which a neuron counts, as in the figures of Gurnee et al.; a normal distribution has 3
@@ -142,7 +140,7 @@ class Activations:
 
 def massive_activations(x: Tensor, valid: Tensor | None = None, *, floor: float = FLOOR, ratio: float = RATIO) -> Activations:
     """Returns the largest activation of states [B, T, D] and how many are massive: |x| > floor and |x| > ratio · median |x|."""
-    size = x.to(torch.promote_types(x.dtype, torch.float32)).abs()
+    size = wide(x).abs()
     if valid is None:
         valid = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
     real = valid.bool()

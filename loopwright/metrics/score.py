@@ -16,6 +16,11 @@ from loopwright.schema import Kinds
 IGNORED = -100
 
 
+def wide(x: Tensor) -> Tensor:
+    """Returns a tensor in float32, or as it is where that is wider: what metrics are computed in."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
 # rows
 
 
@@ -33,9 +38,9 @@ def token_losses(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     _check_labels(logits, labels)
     targets = labels[:, 1:].to(logits.device)
     asked = targets != IGNORED
-    wide = logits[:, :-1].to(torch.promote_types(logits.dtype, torch.float32))
+    scores = wide(logits[:, :-1])
     # −log p = log Σ exp(x − x_target): exact to the last digit where the loss is near zero, and cheaper than cross_entropy
-    each = (wide - wide.gather(-1, targets.clamp(min=0)[..., None])).logsumexp(-1)
+    each = (scores - scores.gather(-1, targets.clamp(min=0)[..., None])).logsumexp(-1)
     return torch.where(asked, each, 0), asked
 
 

@@ -1,11 +1,7 @@
-"""The residual stream in numbers: its size, its spread, how far one state is from another, and how fast steps shrink.
+"""The residual stream in numbers: its size and spread, how far states are from one another, their paths, where they rest.
 
 States are […, T, D]. `valid` […, T] says which tokens are real (None: all); the others never count. Numbers are computed in float32
 or wider.
-
-The path of a state through the steps, seen in few dimensions.
-
-Does each layer of the core come to rest, and do all layers rest at one point?
 
 The approximate fixed point of a layer is its residual at the last step of a deep pass (128 steps by default): `fixed` [L, B, T, D].
 Near it at every later step, the core runs through one cycle over and over. Where all layers share it, the layers have stopped
@@ -21,6 +17,7 @@ import torch
 from torch import Tensor
 
 from loopwright.metrics.attention import attention_distance
+from loopwright.metrics.score import wide
 from loopwright.schema import check_whole
 
 # per token
@@ -28,12 +25,12 @@ from loopwright.schema import check_whole
 
 def token_norms(x: Tensor) -> Tensor:
     """Returns ‖x_i‖ per token […, T]."""
-    return _wide(x).norm(dim=-1)
+    return wide(x).norm(dim=-1)
 
 
 def token_cosines(a: Tensor, b: Tensor) -> Tensor:
     """Returns a_i · b_i / (‖a_i‖ ‖b_i‖) per token […, T], in [−1, 1]; two zeros are alike (1), one zero is like nothing (0)."""
-    a, b = _wide(a), _wide(b)
+    a, b = wide(a), wide(b)
     sizes_a, sizes_b = a.norm(dim=-1), b.norm(dim=-1)
     # each is brought to norm 1 first: the product of two large norms overflows
     cosine = (_unit(a, sizes_a) * _unit(b, sizes_b)).sum(-1).clamp(-1, 1)
@@ -42,7 +39,7 @@ def token_cosines(a: Tensor, b: Tensor) -> Tensor:
 
 def token_distances(a: Tensor, b: Tensor) -> Tensor:
     """Returns ‖a_i − b_i‖ / ‖b_i‖ per token […, T]; 0 where both are zero, ∞ where b_i alone is."""
-    apart, sizes = token_norms(_wide(a) - _wide(b)), token_norms(b)
+    apart, sizes = token_norms(wide(a) - wide(b)), token_norms(b)
     return torch.where(apart == 0, 0.0, apart / sizes)
 
 
@@ -63,7 +60,7 @@ def residual_norm(x: Tensor, valid: Tensor | None = None) -> Tensor:
 
 def residual_distance(a: Tensor, b: Tensor, *, valid: Tensor | None = None) -> Tensor:
     """Returns (1 / T) Σ_i ‖b_i − a_i‖ […]: of successive steps of a layer, or of a step and the layer's fixed point."""
-    return token_mean(token_norms(_wide(b) - _wide(a)), valid)
+    return token_mean(token_norms(wide(b) - wide(a)), valid)
 
 
 def residual_cosine(a: Tensor, b: Tensor, *, valid: Tensor | None = None) -> Tensor:
@@ -73,7 +70,7 @@ def residual_cosine(a: Tensor, b: Tensor, *, valid: Tensor | None = None) -> Ten
 
 def residual_cosines(states: Tensor, valid: Tensor | None = None) -> Tensor:
     """Returns the mean cosine of every pair of states [R, B, T, D] over rows and real tokens, [R, R]; zeros are like nothing."""
-    states = _wide(states)
+    states = wide(states)
     rows = states.new_ones(states.shape[1:3]) if valid is None else valid.bool().to(states.dtype)
     units = _unit(states, states.norm(dim=-1)).masked_fill(rows[..., None] == 0, 0)
     each = torch.einsum("rbtd,sbtd->brs", units, units) / rows.sum(1)[:, None, None]
@@ -129,16 +126,12 @@ def step_factors(changes: Tensor) -> Tensor:
 
 
 def _size(x: Tensor, valid: Tensor | None) -> Tensor:
-    x = _wide(x)
+    x = wide(x)
     return (x if valid is None else x.masked_fill(~valid[..., None].bool(), 0)).flatten(1).norm(dim=1)
 
 
 def _ratio(a: Tensor, b: Tensor) -> Tensor:
     return torch.where((a == 0) & (b == 0), 0.0, a / b)  # what stands still does not move, whatever its size
-
-
-def _wide(x: Tensor) -> Tensor:
-    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def _unit(x: Tensor, sizes: Tensor) -> Tensor:

@@ -28,8 +28,8 @@ from loopwright.model.parts.part import Part
 from loopwright.model.parts.state import STATES
 from loopwright.model.quantised import wrong_quantisation
 from loopwright.schema import (
+    CUSTOM_PART_HINT,
     MOST_NUMBER,
-    OF_YOUR_OWN,
     Kinds,
     check_form,
     check_kind,
@@ -471,7 +471,7 @@ def _wrong_norm(name: str, spec: Mapping[str, Any], *more: str) -> Iterator[str]
     known = isinstance(kind, str) and kind in kinds
     options = set(options_of(NORMS[kind])) - {"width", "steps"} if known and kind in NORMS else {"eps"}
     if not known or set(spec) - {"kind", *options} or not (kind in more or is_number(spec.get("eps"), LEAST_NUMBER)):
-        own = "" if known else f"; {OF_YOUR_OWN}"
+        own = "" if known else f"; {CUSTOM_PART_HINT}"
         yield f"{name} is {shown(dict(spec))}; allowed: a kind ({', '.join(kinds)}) and an eps above 0 that float32 can hold{own}"
 
 

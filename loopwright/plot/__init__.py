@@ -1,6 +1,5 @@
 """Figures from plain numbers, in one style; `save` writes any of them as SVG or PNG, light or dark, for a page, column or slide.
-
-What results look like in a notebook.
+Results show themselves as tables in a notebook (`Shown`).
 """
 
 from __future__ import annotations

@@ -1,14 +1,12 @@
-"""Figures of training and evaluation from plain saved numbers.
+"""Figures of training, evaluation and inference from plain saved numbers.
 
-Figures of inference: what early exits cost and give, how fast a model decodes.
-
-Lines over steps: an orbit is drawn as what it is, and an axis of many steps has room for the first.
+Over steps, an orbit is drawn as what it is, and an axis of many steps has room for the first.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -66,15 +64,7 @@ def accuracy_by_depth(
     """Returns exact match over depth, a line per model with its interval; `trained` marks the least, median and largest depth
     trained at."""
 
-    def draw(axes: Axes) -> None:
-        mark_trained(axes, trained)
-        lines(axes, curves, scale=100)
-        depth_axis(axes, curves)
-        axes.set_ylim(-3, 103)
-        axes.set_ylabel(label)
-        legend(axes)
-
-    return figure(draw)
+    return _over_depth(curves, trained, label, lambda axes: axes.set_ylim(-3, 103), scale=100)
 
 
 def loss_curves(curves: Mapping[str, Curve]) -> Drawing:
@@ -103,27 +93,35 @@ def loss_by_depth(
 ) -> Drawing:
     """Returns the loss over depth, a line per split or model with its interval, on a logarithmic axis."""
 
-    def draw(axes: Axes) -> None:
-        mark_trained(axes, trained)
-        lines(axes, curves)
-        depth_axis(axes, curves)
-        log_axis(axes, curves)
-        axes.set_ylabel(label)
-        legend(axes)
-
-    return figure(draw)
+    return _over_depth(curves, trained, label, lambda axes: log_axis(axes, curves))
 
 
 def radius_by_depth(curves: Mapping[str, Curve], *, trained: tuple[int, int, int] | None = None) -> Drawing:
     """Returns the spectral radius over depth, with the line at 1 below which a step contracts near the state."""
 
-    def draw(axes: Axes) -> None:
-        mark_trained(axes, trained)
-        lines(axes, curves)
-        depth_axis(axes, curves)
+    def at_one(axes: Axes) -> None:
         line_at_one(axes.axhline)
         axes.set_ylim(bottom=0)
-        axes.set_ylabel("spectral radius ρ")
+
+    return _over_depth(curves, trained, "spectral radius ρ", at_one)
+
+
+def _over_depth(
+    curves: Mapping[str, Curve],
+    trained: tuple[int, int, int] | None,
+    label: str,
+    finish: Callable[[Axes], object],
+    *,
+    scale: float = 1,
+) -> Drawing:
+    """Returns a line per curve over depth; `finish` sees to the y axis."""
+
+    def draw(axes: Axes) -> None:
+        mark_trained(axes, trained)
+        lines(axes, curves, scale=scale)
+        depth_axis(axes, curves)
+        finish(axes)
+        axes.set_ylabel(label)
         legend(axes)
 
     return figure(draw)

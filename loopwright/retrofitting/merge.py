@@ -1,8 +1,7 @@
 """Merging: low-rank adapters become part of the weights they act on, and a core that runs once becomes plain layers.
 
 What is made has no adapters and computes the same, so a family can hold it (export.py). It shares no tensor with what was given.
-
-Parts-only saving (parts.py says in what form), and the way back onto a base.
+Parts can also be saved alone (checkpoints/adapters.py says in what form) and put back onto a base.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from loopwright.checkpoints.adapters import check_config, digest, divided, find_references, write_parts
+from loopwright.checkpoints.families.ouroboros import read_parts
 from loopwright.checkpoints.load import empty_model
 from loopwright.checkpoints.save import model_folder
 from loopwright.checkpoints.source import Source, load
@@ -25,7 +25,8 @@ from loopwright.model.parts.adapters import ADAPTERS, stack_of
 from loopwright.model.parts.adapters.effects import BRANCHES, Adapter, map_shapes
 from loopwright.model.passes import STACKS
 from loopwright.model.quantised import check_unquantised
-from loopwright.retrofitting.published import load_published
+from loopwright.retrofitting.surgery import convert
+from loopwright.retrofitting.systems import make_plan
 
 # what makes a core more than layers that run once, where it is not as in a plain model
 _AROUND = ("state", "injection", "gate", "halting", "end_norm", "layer_post_norm")
@@ -174,7 +175,7 @@ def save_adapters(model: LoopedForCausalLM, folder: str | Path, base: LoopedForC
 
 def load_adapters(base: LoopedForCausalLM | str | Path, folder: str | Path, dtype: torch.dtype | None = None) -> LoopedForCausalLM:
     """Returns the base with the saved parts on it; the tensors of a base given as a model are shared, not copied. In the place of
-    a folder it takes a .pt or .safetensors file of Ouroboros' public code (published.py; a base given as a model is copied).
+    a folder it takes a .pt or .safetensors file of Ouroboros' public code (a base given as a model is copied).
 
     A base other than the one the parts were saved from is an error; so is the same base in another dtype, if that changed its
     values. A `dtype` casts the whole model after that check; default: the parts take the base's. If a run averages its weights, its
@@ -184,3 +185,33 @@ def load_adapters(base: LoopedForCausalLM | str | Path, folder: str | Path, dtyp
         found = load_published(base if isinstance(base, LoopedForCausalLM) else load(base), Path(folder))
         return found if dtype is None else found.to(dtype=dtype)  # type: ignore[call-arg]  # how transformers wraps `to`
     return Source(folder).parts_on(base if isinstance(base, LoopedForCausalLM) else load(base), dtype)
+
+
+def load_published(base: LoopedForCausalLM, path: Path) -> LoopedForCausalLM:
+    """Returns the base with the parts of a file of Ouroboros' public code.
+
+    A dense base is cut as published (8 layers, the middle one, 8 of 36) with bases of its own, and pools as the parts were trained:
+    over the whole sequence, future tokens included. A looped base, from `lw.retrofit(source, "ouroboros", …)`, keeps its layout,
+    its scale and its pooling. What halts is read where the base has a halter.
+    """
+    parts = read_parts(path)
+    if base.config.is_looped:
+        model = deepcopy(base)
+    else:
+        rank, style = parts["adapters.0.heads"].shape[0] // 7, parts["adapters.0.heads"].shape[1]
+        sizes = {"rank": rank, "style": style, "pooling": "sequence", "leak_future": True}
+        model = convert(base, make_plan("ouroboros", {"adapters": sizes, "max_steps": parts["end_norm.weight"].shape[0]})).model
+    held = dict(model.named_parameters())
+    if "halting.last.weight" not in held:
+        parts = {name: value for name, value in parts.items() if not name.startswith("halting.")}
+    wrong = [name for name, value in parts.items() if name not in held or held[name].shape != value.shape]
+    if wrong:
+        there = f"has {tuple(held[wrong[0]].shape)}" if wrong[0] in held else "has none"
+        raise ValueError(
+            f"{path}: {wrong[0]} is {tuple(parts[wrong[0]].shape)}, the base {there}; allowed: the dense source, or a retrofit of "
+            "system ouroboros with the file's rank, style and max_steps"
+        )
+    with torch.no_grad():
+        for name, value in parts.items():
+            held[name].copy_(value)
+    return model

@@ -1,7 +1,7 @@
 """The conversion of a dense model into a looped one: its layers are copied into three stacks, and parts are put on them.
 
 The source stays as it is and shares no tensor with what is made. The parts start themselves, from the seed alone, and their
-bases from what the layers that were removed differ by (bases.py).
+bases from what the layers that were removed differ by (start.py).
 """
 
 from __future__ import annotations

@@ -66,11 +66,6 @@ class Manifest:
             raise Damaged(f"{self.folder / name}: its content changed (sha256 differs)")
 
 
-def write_manifest(folder: str | Path) -> None:
-    """Writes the size and sha256 of each file of a folder into its manifest.json."""
-    write_entries(folder, entries_of(folder))
-
-
 def entries_of(folder: str | Path) -> dict[str, Any]:
     """Returns the size and sha256 of each file of a folder."""
     return {name: _entry(Path(folder) / name) for name in _names(Path(folder))}
@@ -104,10 +99,13 @@ def verify(folder: str | Path) -> list[str]:
     return problems
 
 
+def files_of(folder: Path) -> list[str]:
+    """Returns the names of the files and links below a folder, in order."""
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
+
+
 def _names(folder: Path) -> list[str]:
-    paths = [path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir()]
-    names = sorted(path.relative_to(folder).as_posix() for path in paths if not path.name.startswith("."))
-    return [name for name in names if name not in (MANIFEST, CARD)]
+    return [name for name in files_of(folder) if name not in (MANIFEST, CARD) and not Path(name).name.startswith(".")]
 
 
 def _entry(path: Path) -> dict[str, Any]:

@@ -1,10 +1,17 @@
-"""A study: what it holds, what it refuses, and that other weights are not taken for the same."""
+"""An analysis from end to end: prompts, memory, a summary."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from dataclasses import replace
 
 import pytest
 import torch
 
+import loopwright as lw
 from loopwright.analysis import study as analysis_study
-from loopwright.analysis.study import Subject, study
+from loopwright.analysis.study import DATA, Subject, fitting_batch, read_prompts, study, trace_bytes
 from loopwright.analysis.trace.edit import ablate_massive
 from loopwright.analysis.trace.record import OutOfMemory
 from loopwright.analysis.trace.trace import check_lengths
@@ -82,3 +89,112 @@ def test_weights_that_are_not_finite_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"m: core\.\S+ is not finite, so there is nothing to analyze"):
         study(Subject("m", model, [[1, 2, 3]]), tmp_path / "traces", depth=2)
     assert not (tmp_path / "traces").exists()
+
+
+def write(path, *rows):
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
+    return str(path)
+
+
+def test_text_files_and_sets(tmp_path):
+    for text in ("Hello there.", "Read the file a.txt", "a " * 3000):
+        assert read_prompts(text) == [text]
+    (tmp_path / "a.txt").write_text("one\n\n two \nthree")
+    assert read_prompts(str(tmp_path / "a.txt")) == ["one", " two ", "three"]
+    rows = write(tmp_path / "b.jsonl", {"text": "t", "id": 1}, {"prompt": "p", "text": "t"}, {"tokens": [1, 2]}, {"text": ""})
+    assert read_prompts(rows) == ["t", "p", [1, 2]]
+    write(tmp_path / "gsm8k_test.jsonl.gz", {"question": "q", "answer": "a"})
+    write(tmp_path / "hellaswag_val.jsonl", {"ctx": "c", "endings": []})
+    assert read_prompts("gsm8k", data=str(tmp_path)) == ["q"]
+    assert read_prompts("hellaswag", environment={DATA: str(tmp_path)}) == ["c"]
+
+
+def test_a_draw_is_a_pure_function_of_its_seed_and_keeps_the_order(tmp_path):
+    source = write(tmp_path / "x.jsonl", *({"text": str(i)} for i in range(50)))
+    drawn = read_prompts(source, examples=10, seed=1)
+    assert drawn == read_prompts(source, examples=10, seed=1) != read_prompts(source, examples=10, seed=2)
+    assert drawn == sorted(drawn, key=int) and len(set(drawn)) == 10
+    assert len(read_prompts(source, examples=99)) == 50
+
+
+@pytest.mark.parametrize(
+    ("source", "data", "words"),
+    [
+        ("  ", None, "an empty text"),
+        ("gsm8k", None, "give --data FOLDER"),
+        ("gsm8k", "nowhere", "holds no gsm8k"),
+        ("gsm8", None, "did you mean 'gsm8k'"),
+        ("missing.jsonl", None, "there is no such file"),
+        ("empty.txt", None, "holds no prompt"),
+        ("fields.jsonl", None, "no field 'text'"),
+        ("tokens.jsonl", None, "no list of token ids"),
+    ],
+)
+def test_mistakes_are_one_line(tmp_path, monkeypatch, source, data, words):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty.txt").write_text("\n \n")
+    write(tmp_path / "fields.jsonl", {"body": "x"})
+    write(tmp_path / "tokens.jsonl", {"tokens": [1, "a"]})
+    with pytest.raises((ValueError, FileNotFoundError), match=words) as caught:
+        read_prompts(source, data=data, environment={})
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_is_a_file_whatever_its_name_holds(tmp_path):
+    place = tmp_path / "two words"
+    place.mkdir()
+    (place / "my prompts.txt").write_text("one\ntwo\n")
+    assert read_prompts(str(place / "my prompts.txt")) == ["one", "two"]
+    for text in ("read notes.txt aloud", "word " * 2000, "a\0b c", "~nobody at all"):
+        assert read_prompts(text) == [text]
+
+
+def test_no_examples_are_refused():
+    with pytest.raises(ValueError, match="examples: 0"):
+        read_prompts("x", examples=0)
+
+
+def test_a_user_that_is_not_there_is_named():
+    with pytest.raises(FileNotFoundError, match="names a user who is not here"):
+        read_prompts("~nosuchuser/x.txt")
+
+
+OURO = lw.preset("ouro-1.4b")
+BF16 = torch.bfloat16
+
+
+def total(**changes: int) -> int:
+    return sum(trace_bytes(OURO, **{"batch": 8, "length": 128, "depth": 128, "dtype": BF16} | changes).values())
+
+
+def test_an_estimate_grows_with_batch_length_and_depth():
+    assert total() < total(batch=16) and total() < total(length=256) and total() < total(depth=256)
+
+
+def test_depth_costs_numbers_alone():
+    few, many = (trace_bytes(OURO, batch=8, length=128, depth=depth, dtype=BF16) for depth in (1, 128))
+    assert {name for name in few if few[name] != many[name]} == {"numbers"}
+
+
+def test_what_is_held_is_every_layers_tensors_the_state_and_those_of_one_layer_picked_row_by_row():
+    one, two = (
+        trace_bytes(replace(OURO, core_layers=layers), batch=8, length=128, depth=4, dtype=BF16)["held"] for layers in (1, 2)
+    )
+    layer = two - one - 8 * OURO.vocab_size * 4  # what the lens says of a layer
+    assert layer == 8 * 128 * (OURO.hidden_size + 2 * OURO.num_attention_heads * OURO.head_dim) * 2
+    assert one - 8 * OURO.vocab_size * 4 * 4 == 3 * layer
+
+
+def test_maps_stop_growing():
+    a, b = (trace_bytes(OURO, batch=8, length=length, depth=1, dtype=BF16)["maps"] for length in (4096, 8192))
+    assert a == b
+
+
+def test_the_batch_that_fits():
+    sizes = {"length": 128, "depth": 128, "dtype": BF16}
+    weights = trace_bytes(OURO, batch=1, **sizes)["weights"]
+    free = total(batch=5) - weights
+    assert fitting_batch(OURO, batch=8, free=free, **sizes) == 5
+    assert fitting_batch(OURO, batch=4, free=free, **sizes) == 4
+    assert fitting_batch(OURO, batch=8, free=0, **sizes) == 0

@@ -102,7 +102,7 @@ def test_an_error_of_ours_is_one_line_and_another_code(monkeypatch: pytest.Monke
     monkeypatch.setattr(cost, "parameters", lambda config: {}["kind"])
     assert run("presets") == 70
     printed = capsys.readouterr().err
-    assert printed.startswith("loopwright: an error that nobody foresaw: KeyError: 'kind'; the traceback is in ")
+    assert printed.startswith("loopwright: unexpected error: KeyError: 'kind'; the traceback is in ")
     assert printed.count("\n") == 1
 
 

@@ -11,7 +11,8 @@ from loopwright import cli
 from loopwright.cli.results import evaluate
 from loopwright.cli.runs import train
 from loopwright.evaluation import exits as exit_rows
-from loopwright.evaluation.exits import ExitReport, exit_times
+from loopwright.evaluation.exits import ExitReport
+from loopwright.evaluation.throughput import exit_times
 from tests.generation.tiny import save_model
 
 pytestmark = pytest.mark.usefixtures("unlaid")

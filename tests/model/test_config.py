@@ -13,7 +13,7 @@ from loopwright.model.config import CHOICES, MOST, MOST_DEPTH, PARTS, ROPE_TYPES
 from loopwright.model.parts.adapters import ADAPTERS
 from loopwright.model.parts.init import INITS
 from loopwright.model.presets import PRESETS
-from loopwright.schema import OF_YOUR_OWN, options_of
+from loopwright.schema import CUSTOM_PART_HINT, options_of
 
 EPS = " and an eps above 0 that float32 can hold"
 EVERY = [*PRESETS, *(f"{name}-tiny" for name in PRESETS)]
@@ -120,7 +120,7 @@ def test_choices(name):
         ({"adapters": ["abba"]}, "adapters[0] is 'abba'; allowed: a mapping with a 'kind'"),
         (
             {"final_norm": {"kind": "rsm", "eps": 1.0}},
-            "final_norm is {'kind': 'rsm', 'eps': 1.0}; allowed: a kind (rms, layer, simple, none)" + EPS + f"; {OF_YOUR_OWN}",
+            "final_norm is {'kind': 'rsm', 'eps': 1.0}; allowed: a kind (rms, layer, simple, none)" + EPS + f"; {CUSTOM_PART_HINT}",
         ),
         (
             {"final_norm": {"kind": "rms", "eps": 0}},
@@ -142,7 +142,7 @@ def test_choices(name):
         ),
         (
             {"gate": {"kind": "mxi"}},
-            f"gate: unknown kind 'mxi'; did you mean 'mix'? allowed: grown, learned, mix, none; {OF_YOUR_OWN}",
+            f"gate: unknown kind 'mxi'; did you mean 'mix'? allowed: grown, learned, mix, none; {CUSTOM_PART_HINT}",
         ),
         ({"gate": {"weight": 0.5}}, "gate: {'weight': 0.5} is not a mapping with a 'kind'; allowed: grown, learned, mix, none"),
         (
@@ -152,7 +152,7 @@ def test_choices(name):
         (
             {"adapters": [{"kind": "sinusoidal"}, {"kind": "low_rank"}]},
             "adapters[1]: unknown kind 'low_rank'; did you mean 'low-rank'? allowed: abba, basis-controller, controller, diagonal, "
-            f"hira, low-rank, sinusoidal; {OF_YOUR_OWN}",
+            f"hira, low-rank, sinusoidal; {CUSTOM_PART_HINT}",
         ),
         ({"end_norm": "per-step"}, "max_steps is missing; needed by parts with one row of parameters per step: end_norm"),
         ({"attn_implementation": "owner/name"}, "attn_implementation is 'owner/name'; allowed: eager, sdpa"),

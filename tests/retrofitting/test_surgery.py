@@ -18,7 +18,7 @@ from loopwright.checkpoints.families.ouroboros import renamed
 from loopwright.model.parts.adapters import ADAPTERS
 from loopwright.retrofitting.layout import LAYOUTS, Layout, find_layout
 from loopwright.retrofitting.surgery import convert, freeze_base, start_gaps
-from loopwright.retrofitting.systems import SYSTEMS, make_plan
+from loopwright.retrofitting.systems import make_plan, systems
 from tests.cases import gap, golden_folders, noisy, some
 from tests.checkpoints.dense import FAMILIES, IDS, LAYERS, source, their_logits
 
@@ -36,7 +36,7 @@ SMALL: dict[str, dict[str, Any]] = {
 def small(name: str) -> dict[str, Any]:
     """Changes that make a system fit the tiny models."""
     sizes = {**SMALL, "low-rank": {"rank": 4}}
-    held = [{**spec, **sizes[spec["kind"]]} for spec in SYSTEMS[name].plan.get("adapters", [])]
+    held = [{**spec, **sizes[spec["kind"]]} for spec in systems()[name].plan.get("adapters", [])]
     return {**({"adapters": held} if held else {}), **({} if name in ("relaxed", "healed") else {"depth": 3})}
 
 
@@ -48,17 +48,17 @@ def pairs_of(names: Iterable[str]) -> list[Any]:
     return [pytest.param(*pair, marks=[] if pair in some else pytest.mark.slow) for pair in every]
 
 
-@pytest.mark.parametrize(("family", "system"), pairs_of(SYSTEMS))
+@pytest.mark.parametrize(("family", "system"), pairs_of(systems()))
 def test_each_system_starts_as_it_says(family: str, system: str) -> None:
     """Against transformers' own model of the layers that were kept, or of all."""
-    word = SYSTEMS[system]
+    word = systems()[system]
     made = convert(source(family), make_plan(system, small(system)))
     depths = [word.at_depth] if word.at_depth else [1, 2, made.model.config.depth]
     layers = list(range(LAYERS)) if word.equals == "full" else list(made.layout.kept)
     expected = their_logits(family, layers)
     with torch.no_grad():
         gaps = [gap(made.model(IDS, depth=depth).logits, expected) for depth in depths]
-        if SYSTEMS[system].plan.get("start") != "average":
+        if systems()[system].plan.get("start") != "average":
             assert gap(made.model.without_adapters()(IDS).logits, their_logits(family, list(made.layout.kept))) < 1e-5
     if word.equals == "none":
         assert min(gaps) > 1e-3, "a system that equals something should say so"
@@ -101,7 +101,7 @@ def test_every_adapter_is_tried() -> None:
     assert not set(ADAPTERS) - set(SMALL) - {"sinusoidal"}, "a new kind of adapter belongs in this table"
 
 
-@pytest.mark.parametrize(("family", "system"), pairs_of(name for name in SYSTEMS if name not in ("plain-loop", "repeat")))
+@pytest.mark.parametrize(("family", "system"), pairs_of(name for name in systems() if name not in ("plain-loop", "repeat")))
 def test_one_update_moves_the_parts_alone(family: str, system: str) -> None:
     model = lw.retrofit(source(family), system, **small(system))
     held = {name.split(".")[0] for name, p in model.named_parameters() if p.requires_grad} & {
@@ -131,7 +131,7 @@ def assert_update_moves_only_parts(model: lw.LoopedForCausalLM, parts: set[str])
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("system", some(SYSTEMS, {"ouroboros"}))
+@pytest.mark.parametrize("system", some(systems(), {"ouroboros"}))
 @pytest.mark.parametrize("family", some(FAMILIES, {"llama"}))
 def test_the_conformance_suite_passes(family: str, system: str) -> None:
     report = lw.check(lw.retrofit(source(family), system, **small(system)))

@@ -10,7 +10,7 @@ import pytest
 
 from loopwright.storage import manifest as manifest_module
 from loopwright.storage.files import read_json
-from loopwright.storage.manifest import MANIFEST, Damaged, Manifest, verify, write_manifest
+from loopwright.storage.manifest import MANIFEST, Damaged, Manifest, entries_of, verify, write_entries
 
 
 @pytest.fixture
@@ -18,7 +18,7 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "sub").mkdir()
     (tmp_path / "a.bin").write_bytes(bytes(range(256)))
     (tmp_path / "sub" / "ü.txt").write_text("text")
-    write_manifest(tmp_path)
+    write_entries(tmp_path, entries_of(tmp_path))
     return tmp_path
 
 
@@ -88,7 +88,7 @@ def test_a_large_file_is_hashed_in_blocks_and_each_counts(tmp_path: Path, monkey
     content = bytes(range(256)) * 2
     (tmp_path / "large").write_bytes(content)
     (tmp_path / "small").write_bytes(content[:100])
-    write_manifest(tmp_path)
+    write_entries(tmp_path, entries_of(tmp_path))
     blocks = [hashlib.sha256(content[start : start + 100]).digest() for start in range(0, 512, 100)]
     expected = hashlib.sha256(b"".join(blocks)).hexdigest()
     assert read_json(tmp_path / MANIFEST)["files"] == {

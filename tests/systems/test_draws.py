@@ -14,7 +14,7 @@ from torch import Tensor
 import loopwright as lw
 from loopwright.model.config import LoopedConfig
 from loopwright.model.parts.state import STATES, NoiseState
-from loopwright.retrofitting.systems import SYSTEMS
+from loopwright.retrofitting.systems import systems
 from loopwright.schema import build_kind
 from loopwright.training.depth import RULES
 from loopwright.training.rollout import Plan
@@ -66,7 +66,7 @@ def test_state_of_huginn() -> None:
 @same(RETROFIT, "state: truncated normal of std 0.0087, without a scale, drawn in every pass that trains")
 @pytest.mark.parametrize("of", ["preset", "system"])
 def test_state_of_a_retrofit(of: str) -> None:
-    chosen = lw.preset("retrofit-llama-1b").state if of == "preset" else SYSTEMS["retrofit"].plan["state"]
+    chosen = lw.preset("retrofit-llama-1b").state if of == "preset" else systems()["retrofit"].plan["state"]
     config = LoopedConfig(vocab_size=5, hidden_size=64, num_attention_heads=2, intermediate_size=8, state=chosen)
     x = first_states(config)
     assert is_truncated_normal(x, 0.008703882797784892) and independent(x)

@@ -25,7 +25,7 @@ from loopwright.model.passes import Adaptation, Place
 from loopwright.model.taps import Recorder
 from loopwright.recipes import recipe
 from loopwright.retrofitting.layout import find_layout
-from loopwright.retrofitting.systems import SYSTEMS, make_plan
+from loopwright.retrofitting.systems import make_plan, systems
 from loopwright.schema import build_kind
 from loopwright.training.depth import RULES
 from loopwright.training.objectives.losses import OBJECTIVES
@@ -155,7 +155,7 @@ def test_the_static_rival() -> None:
         expected = algorithm_1(model, IDS[:1], 3, lambda h, t: model.adapters[0].table[t, 0])
         assert gap(model(IDS[:1], depth=3).logits, expected) < 1e-11
     assert not lw.retrofit(source("qwen2"), "ouroboros-static", adapters={"rank": 4}).adapters[0].table.any()
-    ours, rival = (dict(SYSTEMS[name].plan) for name in ("ouroboros", "ouroboros-static"))
+    ours, rival = (dict(systems()[name].plan) for name in ("ouroboros", "ouroboros-static"))
     assert {k for k in ours if ours[k] != rival[k]} == {"adapters"} and set(ours) == set(rival)
     chosen = [recipe(name, []) for name in RECIPES[:2]]
     assert {name for name in vars(chosen[0]) if getattr(chosen[0], name) != getattr(chosen[1], name)} <= {"about", "model", "toy"}
@@ -196,7 +196,7 @@ def test_the_baseline() -> None:
 def test_what_trains() -> None:
     for name in RECIPES:
         assert recipe(name, []).optim["train"] == ["adapters.*", "gate.*", "end_norm.*"]
-        assert SYSTEMS[recipe(name, []).model["system"]].trains == "parts"
+        assert systems()[recipe(name, []).model["system"]].trains == "parts"
     model = skeleton(lw.preset("ouroboros-qwen2.5-3b"))
     choose(model, recipe(RECIPES[0], []).optim["train"])
     d, s, steps, r = 2048, 128, 64, 32
@@ -287,9 +287,9 @@ def test_the_halter() -> None:
 @same(SYSTEM, "share of the gap that is recovered: 51.3 %")
 def test_share_recovered() -> None:
     from loopwright.evaluation.paired import recovered
-    from tests.evaluation.test_paired import report
+    from tests.evaluation.test_reports import made_report
 
-    found = [report(torch.full((1, 80), loss, dtype=torch.float64)) for loss in (5.080, 8.975, 1.378)]
+    found = [made_report(torch.full((1, 80), loss, dtype=torch.float64)) for loss in (5.080, 8.975, 1.378)]
     share = recovered(found[0], worse=found[1], better=found[2]).share
     assert share == pytest.approx((8.975 - 5.080) / (8.975 - 1.378), abs=1e-9) and round(100 * share, 1) == 51.3
 
@@ -312,7 +312,7 @@ def test_the_mean_residual_is_worked_out_in_float32() -> None:
 @differs(SYSTEM, "pooling of the state")
 def test_pooling_is_causal() -> None:
     leaking = made("ouroboros", adapters={**SMALL, **PRINTED})
-    assert SYSTEMS["ouroboros"].plan["adapters"][0].get("pooling") is None
+    assert systems()["ouroboros"].plan["adapters"][0].get("pooling") is None
     causal, other = made("ouroboros", adapters=SMALL), IDS[:1].clone()
     other[0, -1] += 1
     with torch.no_grad():

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 import loopwright as lw
 from loopwright.checkpoints.weights import load_tensors
 from loopwright.storage.files import write_json
-from loopwright.storage.manifest import write_manifest
+from loopwright.storage.manifest import entries_of, write_entries
 from loopwright.storage.run import saved
 from loopwright.training.checkpoint import latest_good, load_weights, model_tensors, open_checkpoint, save_checkpoint
 from loopwright.training.loop import train
@@ -132,7 +132,7 @@ def test_a_state_file_of_another_form_is_refused(tmp_path: Path, model: lw.Loope
     folder = save(tmp_path, 5, model)
     for wrong in ({}, {"update": "5", "best": None, "state": {}}, {"update": 5, "best": "x", "state": {}}):
         write_json(folder / "state.json", wrong)
-        write_manifest(folder)
+        write_entries(folder, entries_of(folder))
         with pytest.raises(ValueError, match=r"state.json: "):
             open_checkpoint(folder)
 

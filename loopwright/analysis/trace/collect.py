@@ -1,13 +1,9 @@
 """What a trace gathers as tensors pass the taps: each collector is a small class that keeps numbers, not the tensors of all steps.
 
-Between steps a collector holds at most what the same layer showed one step earlier.
-
-Attention maps made again from tapped queries and keys, some rows at a time, so that no whole set of maps is ever held.
-
-A map has T×T entries per head; what is held at once is bounded by CHUNK, whatever T is.
-
-What each layer and each step would say next: the head on the residual of a layer (logit lens), or coda and head on the state
-after a step (coda lens); how sure it is (entropy), how much it changed (KL), and whether the answer flipped.
+Between steps a collector holds at most what the same layer showed one step earlier. Attention maps are made again from tapped
+queries and keys, CHUNK entries at a time, so that no whole set of T×T maps is ever held. What each layer and each step would say
+next is the head on the residual of a layer (logit lens), or coda and head on the state after a step (coda lens): how sure it is
+(entropy), how much it changed (KL), and whether the answer flipped.
 """
 
 from __future__ import annotations

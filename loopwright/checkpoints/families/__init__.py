@@ -1,6 +1,5 @@
-"""The table of families, and which one a checkpoint belongs to.
-
-Our own folders: `save_pretrained` writes our names and our config, so both tables are the identity.
+"""The table of families, and which one a checkpoint belongs to. For our own folders both tables are the identity: `save_pretrained`
+writes our names and our config.
 """
 
 from __future__ import annotations

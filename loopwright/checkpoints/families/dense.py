@@ -1,10 +1,9 @@
 """The dense families, each by what it changes of a Llama block.
 
-llama: Llama 1 to 3.2, TinyLlama, SmolLM2 and their kin, with optional biases everywhere. mistral: no biases, one sliding
-window for all layers or none. qwen2: Qwen2 and Qwen2.5, biases on q, k and v. qwen3: a norm on each head of q and k, and a head
-width of its own. olmo2: norms on the outputs of the branches instead of their inputs, and on the whole of q and k.
-
-What the Llama-like families share: the names of a block's tensors and the fields of their config.json.
+All share the names of a block's tensors and most fields of config.json. llama: Llama 1 to 3.2, TinyLlama, SmolLM2 and their kin,
+with optional biases everywhere. mistral: no biases, one sliding window for all layers or none. qwen2: Qwen2 and Qwen2.5, biases on
+q, k and v. qwen3: a norm on each head of q and k, and a head width of its own. olmo2: norms on the outputs of the branches instead
+of their inputs, and on the whole of q and k.
 """
 
 from __future__ import annotations

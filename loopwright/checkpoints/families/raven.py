@@ -1,8 +1,7 @@
 """What Huginn and the retrofitted models share: Raven's tensor names and the fields of its config.json.
 
-Huginn-0125 (arXiv 2502.05171): post-sandwich norms, interleaved rotary, q/k biases, the final norm also before the coda.
-
-Retrofitted recurrence (arXiv 2511.07384): Llama, TinyLlama or OLMo-2 blocks under Raven's names; no norm before the coda.
+- Huginn-0125 (arXiv 2502.05171): post-sandwich norms, interleaved rotary, q/k biases, the final norm also before the coda.
+- Retrofitted recurrence (arXiv 2511.07384): Llama, TinyLlama or OLMo-2 blocks under Raven's names; no norm before the coda.
 """
 
 from __future__ import annotations

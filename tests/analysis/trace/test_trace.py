@@ -21,7 +21,7 @@ from loopwright.metrics.states import farthest_maps
 from loopwright.model.presets import PRESETS
 from loopwright.model.span import place_tokens
 from tests.analysis.dense import dense_maps
-from tests.analysis.trace.test_maps import IDS, KINDS, MASK
+from tests.analysis.trace.test_collect import IDS, KINDS, REAL
 from tests.cases import UNLIKE, gap, noisy, some
 from tests.generation.tiny import STORIES
 
@@ -86,17 +86,17 @@ def test_one_layer_has_no_farthest_map_and_no_maps_no_distance():
 @torch.no_grad()
 def test_residual_numbers_are_those_of_whole_residuals():
     model = noisy("huginn-tiny")
-    found = trace(model, IDS, 4, attention_mask=MASK)
-    _, recorder = dense_maps(model, IDS, 4, MASK)
+    found = trace(model, IDS, 4, attention_mask=REAL)
+    _, recorder = dense_maps(model, IDS, 4, REAL)
     seen = {key[1:]: value for key, value in recorder.seen.items() if key[0] == "residual"}
 
     def mean(tokens: torch.Tensor) -> torch.Tensor:
-        return (tokens * MASK).sum(1) / MASK.sum(1)
+        return (tokens * REAL).sum(1) / REAL.sum(1)
 
     for (stack, t, layer), x in seen.items():
         at = found.places.index(stack, t, layer)
         assert gap(found.values["norm"][:, at], mean(x.norm(dim=-1))) < 1e-5
-        assert gap(found.values["largest"][:, at], (x * MASK[..., None]).abs().amax((1, 2))) < 1e-5
+        assert gap(found.values["largest"][:, at], (x * REAL[..., None]).abs().amax((1, 2))) < 1e-5
         if stack != "core":
             assert found.values["step_norm"][:, at].isnan().all()
             continue
@@ -116,9 +116,9 @@ def test_residual_numbers_are_those_of_whole_residuals():
 @pytest.mark.parametrize("name", ["huginn-tiny", "ouro-1.4b-tiny", "retrofit-llama-1b-tiny"])
 def test_padded_is_alone(name: str):
     model = noisy(name, std=0.3, core_layers=3)  # so that each row has farthest layers of its own
-    together = list(trace(model, IDS, 4, attention_mask=MASK, capture={"residual": [0, -1], "state": [-1]}).examples())
+    together = list(trace(model, IDS, 4, attention_mask=REAL, capture={"residual": [0, -1], "state": [-1]}).examples())
     for row, example in enumerate(together):
-        ids = IDS[row : row + 1, MASK[row].bool()]
+        ids = IDS[row : row + 1, REAL[row].bool()]
         alone = trace(model, ids, 4, capture={"residual": [0, -1], "state": [-1]})
         assert torch.equal(example.input_ids, ids)
         assert set(example.values) == set(alone.values) and len(alone.values) > 20
@@ -131,10 +131,10 @@ def test_padded_is_alone(name: str):
 @torch.no_grad()
 def test_watching_changes_no_bit():
     model = noisy("huginn-tiny")
-    plain = model(IDS, attention_mask=MASK, depth=3).logits
-    sheet = Sheet(Places.of(model.config, 3), View.of(place_tokens(*IDS.shape, IDS.device, attention_mask=MASK), None))
+    plain = model(IDS, attention_mask=REAL, depth=3).logits
+    sheet = Sheet(Places.of(model.config, 3), View.of(place_tokens(*IDS.shape, IDS.device, attention_mask=REAL), None))
     collectors = [AttentionStatistics(sheet), ResidualStatistics(sheet), EntropyStatistics(sheet), LensStatistics(sheet, model)]
-    watched = model(IDS, attention_mask=MASK, depth=3, tap=Watcher([*collectors, Capture(sheet, {"query": [0]})])).logits
+    watched = model(IDS, attention_mask=REAL, depth=3, tap=Watcher([*collectors, Capture(sheet, {"query": [0]})])).logits
     assert len(sheet.values) > 10
     assert torch.equal(watched, plain)
 
@@ -144,7 +144,7 @@ def test_watching_changes_no_bit():
 def test_every_preset_is_traced(name: str, dtype: torch.dtype):
     model = noisy(f"{name}-tiny", std=0.3).to(dtype)
     ids = IDS % model.config.vocab_size
-    found = trace(model, ids, 2, attention_mask=None if model.leaks_future else MASK)
+    found = trace(model, ids, 2, attention_mask=None if model.leaks_future else REAL)
     for key in ("colsum", "mixing", "norm", "entropy", "lens_entropy"):
         assert found.values[key].isfinite().all(), key
     assert found.core("fixed_cosine").isfinite().all() and found.core("step_norm")[:, 1:].isfinite().all()
@@ -159,14 +159,14 @@ def test_a_trace_in_a_notebook_is_a_few_lines():
 
 def test_capture_is_the_tensor_itself():
     model = noisy("ouro-1.4b-tiny")
-    found = trace(model, IDS, 3, attention_mask=MASK, capture={"mlp": [-1], "state": [1]})
-    _, recorder = dense_maps(model, IDS, 3, MASK)
+    found = trace(model, IDS, 3, attention_mask=REAL, capture={"mlp": [-1], "state": [1]})
+    _, recorder = dense_maps(model, IDS, 3, REAL)
     last = torch.tensor([8, 5, 8])
     assert torch.equal(found.captured["mlp"][:, 2, 0], recorder.seen["mlp", "core", 1, 0][torch.arange(3), last])
     second = torch.tensor([1, 1, 3])
     assert torch.equal(found.captured["state"][:, 2, 0], recorder.seen["state", "core", 2, 2][torch.arange(3), second])
     with pytest.raises(ValueError, match=r"capture: token 6; allowed: -6 to 5"):
-        trace(model, IDS, 3, attention_mask=MASK, capture={"mlp": [6]})
+        trace(model, IDS, 3, attention_mask=REAL, capture={"mlp": [6]})
     with pytest.raises(ValueError, match=r"capture: unknown point \['logits'\]"):
         trace(model, IDS, 3, capture={"logits": [0]})
 
@@ -208,7 +208,7 @@ def test_what_is_no_batch_of_rows_is_refused_in_one_line():
         with pytest.raises(ValueError, match=r"input_ids: .*; allowed: a tensor of whole numbers, a row per sequence \[B, T\]"):
             trace(model, ids, 2)
     with pytest.raises(ValueError, match="attention_mask: shape"):
-        trace(model, IDS[:, :4], 2, attention_mask=MASK[0, :4])
+        trace(model, IDS[:, :4], 2, attention_mask=REAL[0, :4])
 
 
 def test_a_row_beyond_the_context_is_refused_and_padding_is_no_part_of_it():
@@ -216,8 +216,8 @@ def test_a_row_beyond_the_context_is_refused_and_padding_is_no_part_of_it():
     with pytest.raises(ValueError, match="input_ids: number 1 has 9 tokens; the model's context holds 8"):
         trace(model, IDS, 2)
     with pytest.raises(ValueError, match="input_ids: number 1 has 9 tokens"):
-        trace(model, IDS, 2, attention_mask=MASK)
-    padded = trace(model, IDS[1:], 2, attention_mask=MASK[1:])
+        trace(model, IDS, 2, attention_mask=REAL)
+    padded = trace(model, IDS[1:], 2, attention_mask=REAL[1:])
     assert padded.valid.sum(1).tolist() == [6, 7] and trace(model, IDS[:, :8], 2).valid.all()
 
 
@@ -240,8 +240,8 @@ def test_dropout_is_off_while_traced_and_the_mode_comes_back():
 @pytest.mark.parametrize("name", ["huginn-tiny", "ouro-1.4b-tiny"])
 def test_the_gpu_gives_what_the_cpu_gives(name: str):
     model = noisy(name, std=0.3)
-    here = trace(model, IDS, 4, attention_mask=MASK)
-    there = trace(model.to("cuda"), IDS.to("cuda"), 4, attention_mask=MASK.to("cuda"))
+    here = trace(model, IDS, 4, attention_mask=REAL)
+    there = trace(model.to("cuda"), IDS.to("cuda"), 4, attention_mask=REAL.to("cuda"))
     assert set(here.values) == set(there.values)
     for key, value in here.values.items():
         if value.is_floating_point():

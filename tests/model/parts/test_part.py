@@ -10,7 +10,7 @@ from loopwright.model.config import PARTS, LoopedConfig
 from loopwright.model.parts.gate import GATES, MixGate
 from loopwright.model.parts.part import Part, StepIndex, take, take_width
 from loopwright.model.parts.state import STATES, NoiseState
-from loopwright.schema import OF_YOUR_OWN, build_kind, check_kind, options_of
+from loopwright.schema import CUSTOM_PART_HINT, build_kind, check_kind, options_of
 
 
 def test_one_step_and_one_per_row_read_the_same_rows():
@@ -58,9 +58,9 @@ class Needy(Part):
         ({}, "state: {} is not a mapping with a 'kind'; allowed: input, learned, noise, zero"),
         (
             {"kind": "nois"},
-            f"state: unknown kind 'nois'; did you mean 'noise'? allowed: input, learned, noise, zero; {OF_YOUR_OWN}",
+            f"state: unknown kind 'nois'; did you mean 'noise'? allowed: input, learned, noise, zero; {CUSTOM_PART_HINT}",
         ),
-        ({"kind": None}, f"state: unknown kind None; allowed: input, learned, noise, zero; {OF_YOUR_OWN}"),
+        ({"kind": None}, f"state: unknown kind None; allowed: input, learned, noise, zero; {CUSTOM_PART_HINT}"),
         ({"kind": "noise", "sdt": 1.0}, "state (noise): unknown 'sdt'; did you mean 'std'? allowed: scale, seed, std"),
         ({"kind": "zero", "std": 1.0}, "state (zero): unknown 'std'; allowed: nothing"),
     ],

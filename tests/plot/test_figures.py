@@ -1,4 +1,4 @@
-"""Figures are self-contained drawings of the numbers given, the same bytes each time."""
+"""Figures of training, evaluation and inference."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ from loopwright.plot.drawing import line_style
 from loopwright.plot.figures import (
     Curve,
     Radius,
+    TradeOff,
     accuracy_by_depth,
+    exit_trade_off,
     length_by_depth_heatmap,
     loss_by_depth,
     loss_curves,
     radius_bars,
     radius_by_depth,
     state_paths,
+    throughput_by_batch,
 )
 from loopwright.plot.style import COLOURS
 
@@ -130,3 +133,21 @@ def test_curves_of_any_length_are_drawn() -> None:
     many = accuracy_by_depth({"a": Curve(range(1, 1001), [1.0] * 1000)})
     assert 1 <= many.count("<use") < 60
     state_paths([[[0.0, 0.0]]])
+
+
+FIXED = Curve([1, 2, 3], [3.0, 2.0, 1.9])
+
+
+def test_the_trade_off_names_its_lines() -> None:
+    rules = {"change": Curve([1.2, 2.4], [2.5, 1.95]), "gate": Curve([1.5], [None])}
+    steps = TradeOff(rules, FIXED, oracle=Curve([1.5], [1.5]), random=Curve([1.2], [2.8]))
+    drawn = exit_trade_off([steps])
+    assert all(f">{word}<" in drawn for word in ("change", "gate", "fixed depth", "oracle", "random depth", "mean steps a token"))
+    assert drawn == exit_trade_off([steps])
+    both = exit_trade_off([steps, TradeOff(rules, FIXED, cost="time / full depth, batch 1")])
+    assert both.count(">time / full depth, batch 1<") == 1 == both.count(">mean steps a token<") == both.count(">change<")
+
+
+def test_throughput_has_a_line_and_a_bound_per_depth() -> None:
+    drawn = throughput_by_batch({"depth 1": Curve([1, 4], [10.0, 30.0])}, {"depth 1": Curve([1, 4], [100.0, 400.0])})
+    assert all(word in drawn for word in (">depth 1<", "batch (rows)", "bandwidth bound"))

@@ -1,4 +1,4 @@
-"""Early exits read off one pass = the depths that the engine takes; losses by hand; the baselines around them."""
+"""Early exits: depths per token by hand, what rules give, and how long decoding takes under them."""
 
 from __future__ import annotations
 
@@ -14,10 +14,22 @@ from hypothesis import strategies as st
 
 import loopwright as lw
 from loopwright.data.batch import Batch
-from loopwright.evaluation.exits import ExitReport, early_exits, exit_depths, read_steps
+from loopwright.evaluation import throughput as module
+from loopwright.evaluation.exits import (
+    ExitEvaluation,
+    ExitReport,
+    early_exits,
+    exit_depths,
+    exit_specs,
+    exit_words,
+    of_rows,
+    read_steps,
+)
+from loopwright.evaluation.throughput import clock_of, exit_times, prompts_of
 from loopwright.generation.exit_rules import Entropy, Never, Stable, build_exit, exit_family, write_exit
 from loopwright.generation.request import Request, RequestOptions
 from loopwright.generation.scheduler import Scheduler
+from tests.cases import noisy
 from tests.generation.mix import RULES, make
 from tests.leaks import leaking
 
@@ -196,3 +208,97 @@ def test_families_share_a_measurement() -> None:
     assert exit_family({"kind": "change", "threshold": 0.1}) == "change"
     spec = {"kind": "lookahead", "rule": {"kind": "gate", "threshold": 0.5}}
     assert (exit_family(spec), write_exit(spec)) == ("lookahead:gate", "lookahead:gate:0.5")
+
+
+@pytest.fixture(scope="module")
+def rows() -> lw.TokenRows:
+    ids = torch.randint(0, 90, (6, 9), generator=torch.Generator().manual_seed(0))
+    return lw.TokenRows(ids, ids)
+
+
+def test_the_numbers_are_those_of_the_report(rows: lw.TokenRows) -> None:
+    model = noisy("ouro-1.4b-tiny").eval()
+    found = lw.evaluate(model, data=rows, exit=["entropy:3", "all"], depths=3, batch=4)
+    assert isinstance(found, ExitEvaluation)
+    (name,) = found.reports
+    part = of_rows(rows, 6, exact=False)
+    specs = exit_specs(exit_words(["entropy:3", "all"]), model)
+    wanted = early_exits(
+        model, part.pairs(), specs, name=name, depth=3, units=part.units, exact=found[name].fixed[0].exact is not None
+    )
+    plain = found.to_dict()[name]
+    assert [row["rule"] for row in plain] == [p.rule for p in (*wanted.fixed, *wanted.points, *wanted.oracle)]
+    assert [row["loss"] for row in plain] == pytest.approx([p.loss for p in (*wanted.fixed, *wanted.points, *wanted.oracle)])
+    assert {"entropy", "gate", "stable"} <= {row["rule"].split(":")[0] for row in plain}
+    assert "depth:3" in found._repr_html_()
+
+
+def test_what_cannot_be_measured_is_refused(rows: lw.TokenRows) -> None:
+    model = noisy("huginn-tiny").eval()
+    with pytest.raises(ValueError, match=r"depths: \[1, 2\] with exit; give one depth"):
+        lw.evaluate(model, data=rows, exit="entropy", depths=[1, 2])
+    with pytest.raises(ValueError, match="did you mean 'gate'"):
+        lw.evaluate(model, data=rows, exit="gat")
+    with pytest.raises(KeyError, match="'x' was not measured"):
+        lw.evaluate(model, data=rows, exit="entropy:3", depths=2)["x"]
+
+
+SMALL = {"hidden_size": 16, "intermediate_size": 16, "prelude_layers": 1, "core_layers": 1, "coda_layers": 1}
+CHANGE = {"kind": "change", "threshold": 1.2}
+
+
+@torch.no_grad()
+def test_what_is_timed_is_the_engines_decoding() -> None:
+    model, prompts = make("huginn-tiny", **SMALL), [(5, 6), (7, 8), (9, 4)]
+    times = exit_times(model, prompts, 4, [CHANGE], 3, batches=(3,), rounds=1)
+    assert [(one.rule, one.batch) for one in times] == [(rule, 3) for rule in ("depth:1", "depth:2", "change:1.2")]
+    scheduler = Scheduler(model, rows=3, tokens=40, depth=3, readings=3)
+    requests = [Request(RequestOptions(prompt, 3, 4, exit=build_exit(CHANGE, model))) for prompt in prompts]
+    for request in requests:
+        scheduler.add(request)
+    while scheduler.busy:
+        scheduler.tick()
+    expected = sum(sum(request.depths) for request in requests) / 12
+    assert 1 < expected < 3 and times[-1].mean_steps == expected
+    assert times[0].mean_steps == 1 and all(one.ratio > 0 for one in times)
+
+
+def test_each_rule_is_divided_by_the_full_depth_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter(range(1, 1000))  # every run takes longer than the last
+    runs: list[tuple[str, float]] = []
+
+    def decode(model: Any, prompts: Any, rows: int, new: int, options: Any, deepest: int) -> tuple[float, float]:
+        plain = "exit" not in options
+        runs.append((f"depth:{options['depth']}" if plain else "rule", float(next(clock))))
+        return runs[-1][1], 1.0
+
+    monkeypatch.setattr(module, "_decode", decode)
+    model = make("huginn-tiny", **SMALL)
+    times = exit_times(model, [(1,)], 4, [CHANGE], 5, batches=(1,), rounds=2)
+    order = ["depth:5", "depth:1", "depth:2", "depth:3", "depth:4", "depth:5", "rule"]
+    assert [name for name, _ in runs] == order * 3
+    # rounds begin at 8 and 15: the first warms up; the fifth run is divided by the second full depth
+    fifth = sorted([14 / 13, 21 / 20])
+    rule = next(one for one in times if one.rule == "change:1.2")
+    assert rule.ratio == pytest.approx(sum(fifth) / 2) and fifth[0] < rule.low < rule.ratio < rule.high < fifth[1]
+
+
+def test_prompts_are_questions_or_the_beginnings_of_texts() -> None:
+    ids = torch.arange(60).view(2, 30)
+    labels = ids.clone()
+    assert prompts_of(Batch(ids, labels), answers=False) == ([tuple(range(15)), tuple(range(30, 45))], 15)
+    labels[0, :3], labels[1, :4] = -100, -100
+    labels[0, 5:], labels[1, 8:] = -100, -100
+    assert prompts_of(Batch(ids, labels), answers=True) == ([(0, 1, 2), (30, 31, 32, 33)], 2)
+    mask = torch.ones_like(ids)
+    mask[1, 8:] = 0  # the shortest row decides
+    prompts, new = prompts_of(Batch(ids, labels, mask), answers=False)
+    assert (prompts[1], new) == ((30, 31, 32, 33), 4)
+
+
+def test_the_clock_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make("huginn-tiny", **SMALL)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    assert clock_of(model) == "wall"
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    assert clock_of(model) == "processor"
