@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from loopwright.data.batch import Batch, Splits
 from loopwright.model.backbone import StepRunner
@@ -160,3 +161,15 @@ def rollout(
     else:
         last, probe = hook.run_last_step(step, before, e, depth - 1, p, batch, plan.update)
     return Rollout(batch, plan, e, p, start, [*states, last] if keeps == "every" else [last], before, step, probe)
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """The model without dropout; afterwards every module is in the mode it was in."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode

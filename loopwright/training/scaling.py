@@ -27,7 +27,7 @@ from loopwright.training.gradient import REMATS
 from loopwright.training.model import MODELS
 from loopwright.training.objectives.losses import OBJECTIVES
 from loopwright.training.objectives.readout import KEPT
-from loopwright.training.optimisers import OPTIMISERS
+from loopwright.training.optim import OPTIMISERS
 from loopwright.training.recipe import Recipe
 from loopwright.training.report import PEAKS, Speedometer, peak_of
 from loopwright.training.rollout import Objective, Plan

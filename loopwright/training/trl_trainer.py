@@ -25,12 +25,11 @@ from trl import GRPOConfig, GRPOTrainer
 from loopwright.data.batch import IGNORED, Batch
 from loopwright.generation.readings import left_padded
 from loopwright.model.causal_lm import LoopedForCausalLM
-from loopwright.training.completions import Prompts, cut, prompt_seeds
-from loopwright.training.grpo import Grpo, Sample, divergence, judge, longest_answer
-from loopwright.training.module import TrainingModule
+from loopwright.training.grpo import Grpo, Prompts, Sample, cut, divergence, judge, longest_answer, prompt_seeds
+from loopwright.training.loop import Updates
 from loopwright.training.objectives.readout import find_targets
 from loopwright.training.rollout import Plan, rollout
-from loopwright.training.updates import Updates
+from loopwright.training.run import TrainingModule
 
 # what TRL measures of an update, and its name in our log
 METRICS = {"reward": "reward", "reward_std": "reward_std", "entropy": "entropy", "kl": "kl", "completions/mean_length": "length",

@@ -22,12 +22,12 @@ from loopwright.data.batch import Order
 from loopwright.model.causal_lm import LoopedForCausalLM
 from loopwright.schema import merge
 from loopwright.storage.files import read_json, write_json
+from loopwright.storage.run import MADE
 from loopwright.training.loop import train
 from loopwright.training.objectives.losses import OBJECTIVES, Final
 from loopwright.training.recipe import Recipe, make_recipe
 from loopwright.training.report import Progress, Run, Silent, read_log, untimed
 from loopwright.training.rollout import Rollout
-from loopwright.training.run import MADE
 
 PLAIN: dict[str, Any] = {
     "about": "a test",

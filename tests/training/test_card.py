@@ -13,8 +13,7 @@ from loopwright.checkpoints.save import command_line
 from loopwright.storage.files import read_json, write_json
 from loopwright.storage.manifest import CARD
 from loopwright.storage.run import RunFolder
-from loopwright.training.checkpoint import latest_good
-from loopwright.training.run import by_depth, versions_section
+from loopwright.training.checkpoint import by_depth, latest_good, versions_section
 from tests.training.runs import small, train
 
 

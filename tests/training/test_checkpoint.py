@@ -19,8 +19,7 @@ from loopwright.storage.manifest import write_manifest
 from loopwright.storage.run import saved
 from loopwright.training.checkpoint import latest_good, load_weights, model_tensors, open_checkpoint, save_checkpoint
 from loopwright.training.loop import train
-from loopwright.training.optim import EMA
-from loopwright.training.optimisers import AdamW, as_masters
+from loopwright.training.optim import EMA, AdamW, as_masters
 from loopwright.training.recipe import Recipe
 from tests.cases import noisy
 from tests.training.runs import Act, end_of, interrupt, rows_of, small

@@ -16,13 +16,12 @@ from torch import Tensor, nn
 from loopwright.cli import main
 from loopwright.data.batch import Batch
 from loopwright.storage.files import read_json
-from loopwright.storage.run import RunFolder
+from loopwright.storage.run import MADE, RunFolder
 from loopwright.training.compile import ALL, OWN, PASSES, CompileComparison
 from loopwright.training.graphs import LEAVES, REPLAYS, Captured, GraphedWork
 from loopwright.training.loop import train
 from loopwright.training.recipe import make_recipe, written
 from loopwright.training.report import Silent
-from loopwright.training.run import MADE
 from tests.training.runs import PLAIN
 from tests.training.stand_in import CPU, Card
 

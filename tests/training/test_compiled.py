@@ -14,9 +14,9 @@ from loopwright.metrics.dual import product
 from loopwright.model.config import LoopedConfig
 from loopwright.training import compile as under_test
 from loopwright.training.compile import CompiledStep, choose
-from loopwright.training.module import TrainingModule
 from loopwright.training.objectives.losses import EveryStep, Final
 from loopwright.training.rollout import Plan
+from loopwright.training.run import TrainingModule
 from tests.cases import noisy
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")

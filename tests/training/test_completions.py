@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from loopwright.data.build import build_data
 from loopwright.generation.readings import left_padded
-from loopwright.training.completions import Prompts, cut
+from loopwright.training.grpo import Prompts, cut
 
 ROWS = st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=6), min_size=1, max_size=4)
 

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from loopwright.training.optimisers import EllisAdam
+from loopwright.training.optim import EllisAdam
 
 
 def moved(grads: list[float], weight: float = 0.0, **options: float) -> float:

@@ -21,11 +21,10 @@ from loopwright.training.compile import CompileComparison
 from loopwright.training.gradient import REMATS
 from loopwright.training.graphs import GraphedWork
 from loopwright.training.loop import train
-from loopwright.training.module import Share
 from loopwright.training.objectives.losses import Final
 from loopwright.training.report import Progress
 from loopwright.training.rollout import Plan, Rollout, rollout
-from loopwright.training.run import Job
+from loopwright.training.run import Job, Share
 from tests.cases import noisy
 from tests.training.gradient_helpers import differing, loss_of, padded_batch
 from tests.training.runs import end_of, rows_of, small

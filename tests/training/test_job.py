@@ -15,10 +15,9 @@ from loopwright.storage.run import RunFolder
 from loopwright.training.checkpoint import latest_good
 from loopwright.training.distributed import join
 from loopwright.training.loop import train
-from loopwright.training.module import Share
 from loopwright.training.report import Progress, Silent
 from loopwright.training.rollout import Plan
-from loopwright.training.run import Job
+from loopwright.training.run import Job, Share
 from loopwright.training.trainable import drawn_plans
 from tests.training.runs import end_of, rows_of, small
 

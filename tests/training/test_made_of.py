@@ -19,9 +19,9 @@ from loopwright.data.text import HubRows
 from loopwright.model.parts.injection import INJECTIONS
 from loopwright.storage.files import read_json
 from loopwright.training import run as resume
+from loopwright.training.checkpoint import digest_of_model
 from loopwright.training.grpo import Grpo
 from loopwright.training.loop import train
-from loopwright.training.made_of import digest_of_model
 from loopwright.training.report import Objects, Silent
 from tests.cases import noisy
 from tests.data.words import TEMPLATE, save_words
@@ -67,7 +67,7 @@ def test_processes_that_differ_are_refused_before_anything_is_written(tmp_path: 
         "valid": 2,
     }
     of_text = small(QUICK, {"data": data, "model": {"changes": {"vocab_size": 270}}})
-    plain, module = small(QUICK), "loopwright.training.made_of"
+    plain, module = small(QUICK), "loopwright.training.checkpoint"
     turns = [Turn(name, plain, other=small(QUICK, change), fails=words) for name, (change, words) in DIFFERENT.items()]
     turns += [
         Turn("version", plain, attributes={f"{module}.VERSION": "9.9"}, fails="version of.loopwright is '0."),
@@ -76,7 +76,11 @@ def test_processes_that_differ_are_refused_before_anything_is_written(tmp_path: 
         Turn("data", of_text, fails="train.source is "),
         Turn("alike", plain),
         Turn(
-            "alike", plain, resume=True, attributes={"loopwright.training.run.digest_of_files": other}, fails="the checkpoint is "
+            "alike",
+            plain,
+            resume=True,
+            attributes={f"{module}.digest_of_files": other},
+            fails="the checkpoint is ",
         ),
         Turn("alike", plain, resume=True),
     ]

@@ -10,7 +10,8 @@ from loopwright.data.batch import Batch
 from loopwright.metrics.spectrum import causal_radius
 from loopwright.model.causal_lm import plain_config
 from loopwright.model.taps import Recorder
-from loopwright.training.monitor import evaluating, measure, parts_by_step, state_map
+from loopwright.training.rollout import evaluating
+from loopwright.training.validation import measure, parts_by_step, state_map
 from tests.cases import noisy
 from tests.metrics.test_dual import NAMES
 from tests.training.objectives.test_jacobian import SMALL, batch_of

@@ -12,7 +12,7 @@ from torch import Tensor
 import loopwright as lw
 from loopwright.model.presets import PRESETS
 from loopwright.schema import build_kind, check_kind
-from loopwright.training.optimisers import OPTIMISERS, AdamW, Muon, Optimiser, as_masters, clip
+from loopwright.training.optim import OPTIMISERS, AdamW, Muon, Optimiser, as_masters, clip
 from tests.cases import UNLIKE, noisy, some
 
 ADAMW: dict[str, Any] = {"kind": "adamw", "lr": 1e-2, "betas": [0.9, 0.99], "weight_decay": 0.1}

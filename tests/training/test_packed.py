@@ -10,7 +10,7 @@ import torch
 
 import loopwright as lw
 from loopwright.schema import build_kind
-from loopwright.training.optimisers import OPTIMISERS, Optimiser, packs
+from loopwright.training.optim import OPTIMISERS, Optimiser, packs
 from tests.cases import noisy
 
 MUON: dict[str, Any] = {"kind": "muon", "lr": 2e-2, "adam_lr": 1e-2, "weight_decay": 0.1, "momentum": 0.9}

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-from loopwright.training.optimisers import EllisAdam, PackedMuon, spread, whole
+from loopwright.training.optim import EllisAdam, PackedMuon, spread, whole
 
 
 def test_a_tensor_of_one_process_is_whole() -> None:

@@ -12,10 +12,9 @@ import loopwright as lw
 from loopwright.storage.run import RunFolder
 from loopwright.training.distributed import join
 from loopwright.training.loop import train
-from loopwright.training.module import Share
-from loopwright.training.optimisers import AdamW, Muon
+from loopwright.training.optim import AdamW, Muon
 from loopwright.training.report import Progress, Silent
-from loopwright.training.run import Job
+from loopwright.training.run import Job, Share
 from loopwright.training.trainable import choose, counted
 from tests.training.runs import small
 

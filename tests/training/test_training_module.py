@@ -10,10 +10,10 @@ import torch
 
 import loopwright as lw
 from loopwright.data.batch import IGNORED, Batch
-from loopwright.training.module import Share, TrainingModule
 from loopwright.training.objectives.losses import EveryStep, Final
 from loopwright.training.objectives.penalties import PENALTIES, Weighted
 from loopwright.training.rollout import Plan, rollout
+from loopwright.training.run import Share, TrainingModule
 from tests.cases import noisy
 
 

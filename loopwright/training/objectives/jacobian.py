@@ -35,8 +35,7 @@ from loopwright.model.traced import cached_constant
 from loopwright.schema import suggest
 from loopwright.training.compile import CompiledStep
 from loopwright.training.gradient import random_state, set_random_state
-from loopwright.training.monitor import evaluating
-from loopwright.training.rollout import Penalty, Rollout
+from loopwright.training.rollout import Penalty, Rollout, evaluating
 
 POOL = 1 << 18  # normal values that directions are cut from
 _LOW = (1 << 64) - 1
