@@ -252,7 +252,7 @@ class Likelihoods(NamedTuple):
     entropy: Tensor
 
 
-def divergence(log_p: Tensor, reference: Tensor) -> Tensor:
+def kl_estimate(log_p: Tensor, reference: Tensor) -> Tensor:
     """Returns an estimate of KL(p ‖ p of the start) at tokens that p sampled, r − log r − 1 with r = p of the start / p: it is at
     least 0, and right in the mean (RLTT, eq. 7)."""
     ratio = reference - log_p

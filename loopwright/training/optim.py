@@ -517,47 +517,50 @@ class Constant:
         return _warm(update, self.warmup)
 
 
-class CosineSchedule:
+class Falling:
+    """From the full rate down to `floor` of it. Abstract: a kind says along which `shape`, and from when on."""
+
+    shape: str
+
+    def __init__(self, warmup: int = 0, floor: float = 0.0) -> None:
+        self.warmup = check_whole("schedule.warmup", warmup, 0)
+        self.floor = check_number("schedule.floor", floor, least=0, most=1)
+
+    def __call__(self, update: int, updates: int) -> float:
+        """Returns the factor of one update."""
+        fall = SHAPES[self.shape](_progress(update, self.begin(updates), updates))
+        return _warm(update, self.warmup) * (self.floor + (1 - self.floor) * fall)
+
+    def begin(self, updates: int) -> int:
+        """Returns the update at which the rate begins to fall."""
+        return self.warmup
+
+
+class CosineSchedule(Falling):
     """Half a cosine from the full rate down to `floor` of it."""
 
-    def __init__(self, warmup: int = 0, floor: float = 0.0) -> None:
-        self.warmup = check_whole("schedule.warmup", warmup, 0)
-        self.floor = check_number("schedule.floor", floor, least=0, most=1)
-
-    def __call__(self, update: int, updates: int) -> float:
-        """Returns the factor of one update."""
-        fall = SHAPES["cosine"](_progress(update, self.warmup, updates))
-        return _warm(update, self.warmup) * (self.floor + (1 - self.floor) * fall)
+    shape = "cosine"
 
 
-class Linear:
+class Linear(Falling):
     """A straight line from the full rate down to `floor` of it."""
 
-    def __init__(self, warmup: int = 0, floor: float = 0.0) -> None:
-        self.warmup = check_whole("schedule.warmup", warmup, 0)
-        self.floor = check_number("schedule.floor", floor, least=0, most=1)
-
-    def __call__(self, update: int, updates: int) -> float:
-        """Returns the factor of one update."""
-        fall = SHAPES["linear"](_progress(update, self.warmup, updates))
-        return _warm(update, self.warmup) * (self.floor + (1 - self.floor) * fall)
+    shape = "linear"
 
 
-class WarmupStableDecay:
+class WarmupStableDecay(Falling):
     """The full rate, then down to `floor` of it over the last `decay` updates, along a straight line or 1 − √progress."""
 
     def __init__(self, decay: int, warmup: int = 0, shape: str = "linear", floor: float = 0.0) -> None:
-        self.warmup = check_whole("schedule.warmup", warmup, 0)
+        super().__init__(warmup, floor)
         self.decay = check_whole("schedule.decay", decay, 0)
-        self.floor = check_number("schedule.floor", floor, least=0, most=1)
         if shape not in SHAPES:
             raise ValueError(f"schedule: shape is {shape!r}; allowed: {', '.join(SHAPES)}")
         self.shape = shape
 
-    def __call__(self, update: int, updates: int) -> float:
-        """Returns the factor of one update."""
-        fall = SHAPES[self.shape](_progress(update, max(self.warmup, updates - self.decay), updates))
-        return _warm(update, self.warmup) * (self.floor + (1 - self.floor) * fall)
+    def begin(self, updates: int) -> int:
+        """Returns the update at which the rate begins to fall."""
+        return max(self.warmup, updates - self.decay)
 
 
 def cut_short(schedule: Callable[[int, int], float], updates: int) -> list[str]:

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from loopwright.storage.files import DiskFull
 from loopwright.training import report as module
-from loopwright.training.report import TIMING_KEYS, Log, last_row, read_log, untimed
+from loopwright.training.report import Log, last_row, read_log
+from tests.training.runs import untimed
 
 
 def row(update: int, loss: float, *, seconds: float = 0.0) -> dict[str, Any]:
@@ -121,10 +122,6 @@ def test_a_full_disk_while_logging_is_named(tmp_path: Path) -> None:
     log._file = open("/dev/full", "ab", buffering=0)  # noqa: SIM115
     with pytest.raises(DiskFull, match=r"log: the disk is full .*; the checkpoints are unharmed"):
         log.write({"update": 0})
-
-
-def test_timing_keys_are_left_out_of_comparisons() -> None:
-    assert untimed({"update": 1, **dict.fromkeys(TIMING_KEYS, 2.0)}) == {"update": 1}
 
 
 @settings(max_examples=30)

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from loopwright.storage.files import read_json
-from loopwright.storage.run import MADE, RunFolder, made_with, resume_job, save_job
+from loopwright.storage.run import MADE, RunFolder
 from loopwright.training import checkpoint as module
 from loopwright.training import run as job_module
-from loopwright.training.checkpoint import latest_good
+from loopwright.training.checkpoint import latest_good, made_with, resume_job, save_job
 from loopwright.training.graphs import LEAVES, GraphedWork
 from loopwright.training.loop import train
 from loopwright.training.recipe import written

@@ -11,10 +11,10 @@ import pytest
 from loopwright.training.distributed import join
 from loopwright.training.loop import Updates, own_folder
 from loopwright.training.recipe import make_recipe
-from loopwright.training.report import Log, Progress, Silent, StopRequest, read_log, untimed
+from loopwright.training.report import Log, Progress, Silent, StopRequest, read_log
 from loopwright.training.run import start_job
 from loopwright.training.tracking import Tracking
-from tests.training.runs import PLAIN
+from tests.training.runs import PLAIN, untimed
 
 SETTINGS = {"validate": {"every": 2, "rows": 4}, "save": {"every": 1, "best": False}}
 

@@ -35,6 +35,7 @@ from loopwright.model.traced import cached_constant
 from loopwright.schema import suggest
 from loopwright.training.compile import CompiledStep
 from loopwright.training.gradient import random_state, set_random_state
+from loopwright.training.objectives.readout import wide
 from loopwright.training.rollout import Penalty, Rollout, evaluating
 
 POOL = 1 << 18  # normal values that directions are cut from
@@ -378,11 +379,6 @@ def default_eps(s: Tensor) -> float:
     if kind == torch.float32 and s.device.type == "cuda" and torch.get_float32_matmul_precision() != "highest":
         return TF32_EPS
     return EPS[kind]
-
-
-def wide(x: Tensor) -> Tensor:
-    """Returns x in float32, or float64 where it is that."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 # rounding over ε against curvature times ε: about the square root of the rounding, times what a step's many sums add
