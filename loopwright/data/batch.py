@@ -1,15 +1,14 @@
-"""What data hands to training and evaluation: batches, sources of them, and the splits of a dataset.
+"""What data hands to training and evaluation: batches, sources of them (rows of token ids in memory among them), the splits of a
+dataset, and the order of samples.
 
-Data of the user's own: rows of token ids in memory, and the splits that training reads.
-
-The order of samples: a pure function of the place, so that resuming in the middle of an epoch takes one whole number.
+The order is a pure function of the place, so that resuming in the middle of an epoch takes one whole number.
 """
 
 from __future__ import annotations
 
 import hashlib
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Protocol
 
@@ -338,24 +337,14 @@ class Order:
         if start < 0 or count < 0:
             raise ValueError(f"order: {count} samples from place {start}; allowed: 0 or more of each")
         if self.repeat == 1:
-            return self._fresh(start, count)
-        parts, place, end = [], start, start + count
-        while place < end:
-            number, inside = divmod(place, self.batch)
-            taken = min(end - place, self.batch - inside)
-            parts.append(self._fresh(number // self.repeat * self.batch + inside, taken))
-            place += taken
-        return torch.cat(parts) if parts else torch.empty(0, dtype=torch.long)
+            return self._once(start, count)
+        batches = _stretches(start, count, self.batch)
+        return _joined(self._once(number // self.repeat * self.batch + first, taken) for number, first, taken in batches)
 
-    def _fresh(self, start: int, count: int) -> Tensor:
-        """The same where nothing is repeated."""
-        parts, place, end = [], start, start + count
-        while place < end:
-            epoch, first = divmod(place, self.length)
-            taken = min(end - place, self.length - first)
-            parts.append(self._epoch(epoch)[first : first + taken])
-            place += taken
-        return torch.cat(parts) if parts else torch.empty(0, dtype=torch.long)
+    def _once(self, start: int, count: int) -> Tensor:
+        """The samples at these places where nothing is repeated."""
+        epochs = _stretches(start, count, self.length)
+        return _joined(self._epoch(epoch)[first : first + taken] for epoch, first, taken in epochs)
 
     def share(self, start: int, count: int, rank: int, world: int) -> tuple[Tensor, Tensor]:
         """Returns what process `rank` of `world` takes of the `count` samples from `start`: the samples and their places.
@@ -378,6 +367,20 @@ class Order:
                 self._held.pop(next(iter(self._held)))
             self._held[epoch] = _permutation(self.length, self.seed, epoch) if self.shuffled else torch.arange(self.length)
         return self._held[epoch]
+
+
+def _stretches(start: int, count: int, size: int) -> Iterator[tuple[int, int, int]]:
+    """Yields (number, first place in it, places) of each piece of `size` places that the places from `start` lie in."""
+    place, end = start, start + count
+    while place < end:
+        number, first = divmod(place, size)
+        taken = min(end - place, size - first)
+        yield number, first, taken
+        place += taken
+
+
+def _joined(parts: Iterable[Tensor]) -> Tensor:
+    return torch.cat([torch.empty(0, dtype=torch.long), *parts])
 
 
 def _permutation(length: int, seed: int, epoch: int) -> Tensor:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loopwright.data.tasks.task import Matrix, apart, below, shares, shuffled, stream
+from loopwright.data.tasks.task import Matrix, below, disjoint_splits, shares, shuffled, stream
 
 
 def letters(high: int, width: int, bits: np.random.PCG64, count: int) -> Matrix:
@@ -28,7 +28,7 @@ def test_rows_are_different_and_keys_apart(seed: int, high: int, width: int, siz
     counts = dict(zip(("test", "valid", "train"), sizes, strict=True))
     key = lambda rows: np.sort(rows, axis=1)  # noqa: E731  (the order of a row's letters does not matter)
     try:
-        found = apart("here", partial(letters, high, width), counts, (seed,), key=key)
+        found = disjoint_splits("here", partial(letters, high, width), counts, (seed,), key=key)
     except ValueError:
         assert high**width < 2 * 40 * width**width  # there are not enough
         return
@@ -39,21 +39,27 @@ def test_rows_are_different_and_keys_apart(seed: int, high: int, width: int, siz
 
 
 def test_what_is_measured_does_not_depend_on_what_is_trained() -> None:
-    few, many = (apart("here", partial(letters, 9, 4), {"test": 30, "train": count}, (5,)) for count in (10, 500))
+    few, many = (disjoint_splits("here", partial(letters, 9, 4), {"test": 30, "train": count}, (5,)) for count in (10, 500))
     assert np.array_equal(few["test"], many["test"])
 
 
 @given(st.integers(0, 30))
 def test_the_last_row_is_found(seed: int) -> None:
-    found = apart("here", partial(letters, 9, 2), {"test": 80, "train": 1}, (seed,))  # 81 rows in all
+    found = disjoint_splits("here", partial(letters, 9, 2), {"test": 80, "train": 1}, (seed,))  # 81 rows in all
     assert len(np.unique(np.concatenate(list(found.values())), axis=0)) == 81
 
 
 def test_refusals_say_how_many_there_are() -> None:
     with pytest.raises(ValueError, match=r"^here: 7 rows asked for train; only 4 different ones were found beside test$"):
-        apart("here", partial(letters, 3, 2), {"test": 5, "train": 7}, (0,))
+        disjoint_splits("here", partial(letters, 3, 2), {"test": 5, "train": 7}, (0,))
     with pytest.raises(ValueError, match=r"^here: 7 rows asked for train; there are 4 different ones beside test$"):
-        apart("here", partial(letters, 3, 2), {"test": 5, "train": 7}, (0,), room=lambda held: 9 if held is None else 9 - len(held))
+        disjoint_splits(
+            "here",
+            partial(letters, 3, 2),
+            {"test": 5, "train": 7},
+            (0,),
+            capacity=lambda held: 9 if held is None else 9 - len(held),
+        )
 
 
 @given(st.integers(0, 500), st.lists(st.integers(0, 200), min_size=1, max_size=6))

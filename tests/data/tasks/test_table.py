@@ -80,7 +80,7 @@ def test_symbols_that_are_no_alphabet_are_refused(symbols: list[str], words: str
 def test_stack_mixes_rows_and_keeps_what_belongs_together() -> None:
     rows = [TaskRows(np.array([[i, 4]]), np.array([i]), np.array([i + 1]), np.array([i])) for i in range(3)]
     mixed = stack(rows, np.array([2, 0, 1]))
-    assert mixed.ids[:, 0].tolist() == mixed.starts.tolist() == mixed.needs.tolist() == [2, 0, 1]
+    assert mixed.ids[:, 0].tolist() == mixed.starts.tolist() == mixed.required_depth.tolist() == [2, 0, 1]
     assert mixed.lengths.tolist() == [3, 1, 2]
 
 
@@ -96,7 +96,7 @@ def test_answers_in_place_are_labels_beside_the_ids() -> None:
 
 def test_a_table_moves_whole() -> None:
     moved = small().to("meta")
-    assert {x.device.type for x in (moved.ids, moved.starts, moved.lengths, moved.needs)} == {"meta"}
+    assert {x.device.type for x in (moved.ids, moved.starts, moved.lengths, moved.required_depth)} == {"meta"}
     assert IGNORED == -100
 
 

@@ -80,7 +80,7 @@ def test_a_seed_is_a_dataset(kind: type[Task], options: dict[str, Any], harder: 
 def test_groups_are_mixed_and_short_ones_give_what_they_have() -> None:
     table = Chain(lengths=[1, 2, 8], modulus=2, operations="add", train=120, valid=4, test=3).splits().train
     assert isinstance(table, Table)
-    lengths = table.needs.numpy()
+    lengths = table.required_depth.numpy()
     assert np.bincount(lengths).tolist() == [0, 2, 4, 0, 0, 0, 0, 0, 114]  # half of 4 and of 8 problems, and the rest
     assert len(set(lengths[:60].tolist())) == 3  # not sorted by group
 
