@@ -34,8 +34,8 @@ class Plan:
 @dataclass(frozen=True)
 class Rollout:
     """Where a batch went. `states` are those after the steps with a gradient, the last one last, or where only the last was
-    asked for, that one; `before` is what the last step took in; `probe` is what a penalty that rode along in the last step
-    brought back."""
+    asked for, that one; `before` is what the last step took in; `probe` is what a penalty that is computed in the last
+    step found."""
 
     batch: Batch
     plan: Plan
@@ -106,7 +106,7 @@ class Called(Objective):
 class Penalty:
     """A number that training makes small. Abstract: a kind is (model, rollout) → number, a mean over rows."""
 
-    in_last_step: bool = False  # whether it rides along in the last step: a kind that does offers `run_last_step`
+    in_last_step: bool = False  # whether it is computed in the last step: such a kind offers `run_last_step`
 
     def __call__(self, model: LoopedForCausalLM, rollout: Rollout) -> Tensor:
         """Returns the penalty of a rollout."""

@@ -96,7 +96,7 @@ class TrainingModule(nn.Module):
         super().__init__()
         names = [penalty.name for penalty in penalties]
         twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:  # they would share a name in the log, and a ride in the last step
+        if twice:  # they would share a name in the log, and the hook of the last step
             raise ValueError(f"penalties: {twice[0]} stands there twice; allowed: each kind once")
         self.model = model
         self.objective = objective

@@ -203,7 +203,7 @@ def test_a_part_without_probed_rows_adds_nothing():
 @pytest.mark.parametrize("share", [0.25, 1.0])
 @pytest.mark.parametrize("detach", [False, True])
 @pytest.mark.parametrize("dropout", [0.0, 0.2])
-def test_riding_leaves_the_state_as_it_is(mode, share, detach, dropout):
+def test_the_last_step_with_a_penalty_leaves_the_state_as_it_is(mode, share, detach, dropout):
     model, batch = small_model(dropout=dropout), batch_of(8, 4)
     penalty = JacobianPenalty(mode, share=share, detach_state=detach)
     with torch.no_grad():
@@ -255,7 +255,7 @@ def test_dropout_is_held_between_the_two_ends(rows, share, detach):
     true = penalty.mean(together.product(v)[1], batch)
     assert found.item() == pytest.approx(true.item(), rel=1e-3)
     site = PenaltySite(model.step, path.before, path.e, path.last_step, path.p, probe)
-    wrong = penalty.mean(site.inside(1e-6)[1], batch)  # other masks on the copies: their difference over ε
+    wrong = penalty.mean(site.in_batch(1e-6)[1], batch)  # other masks on the copies: their difference over ε
     assert wrong.item() > 1e6 * true.item()
 
 
@@ -267,9 +267,9 @@ def test_inside_and_beside_are_the_same_without_dropout(rows, share, detach):
     path = rollout(model, batch, Plan(2, 2))
     probe = JacobianPenalty("fd", share=share).probe(path.before, batch, 0)
     site = PenaltySite(model.step, path.before, path.e, path.last_step, path.p, probe, detached=detach)
-    for a, b in zip(site.inside(1e-6), site.beside(1e-6), strict=True):
+    for a, b in zip(site.in_batch(1e-6), site.second_pass(1e-6), strict=True):
         assert off(a, b) < 1e-8
-    assert off(site.inside(1e-6)[0], path.last) < 1e-12
+    assert off(site.in_batch(1e-6)[0], path.last) < 1e-12
 
 
 def test_a_fresh_penalty_draws_as_one_that_has_seen_dropout():
