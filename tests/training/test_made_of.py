@@ -18,7 +18,7 @@ from loopwright import registry as imports
 from loopwright.data.text import HubRows
 from loopwright.model.parts.injection import INJECTIONS
 from loopwright.storage.files import read_json
-from loopwright.training import run as resume
+from loopwright.training import checkpoint as resume
 from loopwright.training.checkpoint import digest_of_model
 from loopwright.training.grpo import Grpo
 from loopwright.training.loop import train

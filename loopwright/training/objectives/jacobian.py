@@ -302,9 +302,9 @@ class PenaltySite:
         return self.step(torch.cat([ends, self.s.index_select(0, others)]), e, self.t, p)
 
     def moved(self, eps: float) -> tuple[list[Tensor], Tensor]:
-        """Returns the probed states moved along v (and against it, where detached), and the distance between both ends [N, 1, 1]."""
-        s = self.probe.pick(self.s.detach() if self.detached else self.s)
         """Returns the probed states moved along v (and against it, where detached), and the distance of both ends [N, 1, 1]."""
+        s = self.probe.pick(self.s.detach() if self.detached else self.s)
+        size = norms(self.probe.real(wide(s.detach())))
         size = eps * torch.where(size > 0, size, math.sqrt(s.shape[1] * s.shape[2]))  # zeros: as if the entries were 1
         shift = (size * self.probe.v).to(s.dtype)
         return ([s + shift, s - shift], 2 * size) if self.detached else ([s + shift], size)
