@@ -110,10 +110,10 @@ class BatchSource(Protocol):
 def made_of(source: BatchSource) -> dict[str, str]:
     """Returns digests of a source's samples (`rows`), and of what these came from where it knows that. A source may have a method
     `made_of` that tells it; of others up to 64 samples, spread over them, are read."""
-    told = getattr(source, "made_of", None)
-    if told is not None:
-        found: dict[str, str] = told()
-        return found
+    describe = getattr(source, "made_of", None)
+    if describe is not None:
+        digests: dict[str, str] = describe()
+        return digests
     whole = hashlib.sha256(f"{len(source)}".encode())
     for place in torch.linspace(0, len(source) - 1, min(len(source), 64), dtype=torch.float64).long().unique().tolist():
         batch = source.batch([place])
@@ -167,11 +167,11 @@ def documents_of(source: BatchSource, indices: Sequence[int] | Tensor) -> Tensor
 
 def owners_of(source: BatchSource, indices: Sequence[int] | Tensor, batch: Batch) -> Owners | None:
     """Returns the documents of a batch's targets; None where each sample stands for itself."""
-    found = documents_of(source, indices)
-    if found is None:
+    document_ids = documents_of(source, indices)
+    if document_ids is None:
         return None
     asked = batch.labels[:, 1:] != IGNORED
-    documents, places = found.unique(return_inverse=True)
+    documents, places = document_ids.unique(return_inverse=True)
     targets = places[:, 1:][asked].bincount(minlength=len(documents))
     return Owners(documents, targets, places)
 
@@ -226,8 +226,8 @@ class TokenRows:
         if odd is not None:
             raise ValueError(f"labels: must be ids >= 0, or {IGNORED} where nothing is predicted (got {odd})")
         if labels is not None and all(_shifted(row, answer) for row, answer in zip(self.rows, answers, strict=True)):
-            told = "labels: each is the token after its place, and the model shifts labels once more"
-            warnings.warn(f"{told}; give the ids themselves", stacklevel=2)
+            message = "labels: each is the token after its place, and the model shifts labels once more"
+            warnings.warn(f"{message}; give the ids themselves", stacklevel=2)
 
     def __repr__(self) -> str:
         return f"TokenRows({len(self):,} rows, {sum(map(len, self.rows)):,} tokens)"

@@ -24,7 +24,7 @@ FINEWEB = "HuggingFaceFW/fineweb-edu"
 GROUP = 256  # documents that are tokenised at once
 
 
-class RunningText:
+class WindowedText:
     """Documents that are tokenised once and cut into windows. Abstract: a kind says which records each split reads (`parts`)."""
 
     alike = True  # as in `Splits`, known before anything is read
@@ -58,7 +58,7 @@ class RunningText:
         )  # fmt: skip
 
 
-class Text(RunningText):
+class Text(WindowedText):
     """Documents of local files: JSON lines with a text `field`, or plain text (one document a file, or between `separator`s).
 
     Where no `valid_files` are given, the first `valid` documents are held out of `files` instead. `test_files` are one list
@@ -94,7 +94,7 @@ class Text(RunningText):
         )  # fmt: skip
 
 
-class Hub(RunningText):
+class Hub(WindowedText):
     """Documents of a Hugging Face dataset, streamed: nothing but what is read is downloaded, and that once.
 
     The dataset is a hub id or a folder that the `datasets` package can read. Where no `valid_split` is given, the first `valid`
@@ -147,9 +147,9 @@ class HubRows:
     def count(self) -> int:
         """Returns how many rows the dataset says that it has; where it does not say, they are read for it."""
         with self._reading() as rows:
-            there = (getattr(rows.info, "splits", None) or {}).get(self.split)
-        said = getattr(there, "num_examples", 0)
-        return said or sum(1 for _ in self)
+            split = (getattr(rows.info, "splits", None) or {}).get(self.split)
+        count = getattr(split, "num_examples", 0)
+        return count or sum(1 for _ in self)
 
     def __iter__(self) -> Iterator[Record]:
         with self._reading() as rows:
@@ -205,8 +205,8 @@ def warn_of_leaks(where: str, shards: Mapping[str, Shards]) -> None:
     for name, measured in shards.items():
         count = 0 if name == "train" else measured.shared_with(shards["train"])
         if count:
-            told = f"{count:,} of the {measured.documents:,} documents of {name} are in train too, token for token"
-            warnings.warn(f"{where}: {told}: their loss says nothing about unseen text", stacklevel=2)
+            message = f"{count:,} of the {measured.documents:,} documents of {name} are in train too, token for token"
+            warnings.warn(f"{where}: {message}: their loss says nothing about unseen text", stacklevel=2)
 
 
 def part_shards(

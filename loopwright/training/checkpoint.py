@@ -329,8 +329,8 @@ def resume_job(job: Job, run: RunFolder, reporter: ProgressReporter) -> tuple[Pr
     if differs == ["replayed"] and job.replayed is not None and not job.replayed.asked:
         job.replayed.give_up("so they ran until here, and so the run goes on bit for bit (graph: true replays them)")
     elif differs:
-        told = "; ".join(f"{name}: {before.get(name)} then, {now[name]} now" for name in differs)
-        reporter.note(f"{OTHERWISE} ({told}): sums are rounded otherwise, so the run goes on alike, but not bit for bit")
+        changes = "; ".join(f"{name}: {before.get(name)} then, {now[name]} now" for name in differs)
+        reporter.note(f"{OTHERWISE} ({changes}): sums are rounded otherwise, so the run goes on alike, but not bit for bit")
     job.start = facts.get("start", f"{ANEW} from update {checkpoint.update}")
     if job.model.state.seeded and "start" not in facts:
         reporter.note("until here every row began at one and the same noise; from here on each row of each update has its own")
@@ -355,10 +355,10 @@ def _refuse_older(job: Job, folder: Path) -> None:
 def as_started(recipe: Recipe, *, resume: bool, spread: str) -> dict[str, Any]:
     """Returns what all processes of a run must have been started with: the recipe, and what else their command lines and machines
     decide."""
-    said = {name: value for name, value in recipe.data_of().items() if name not in ALONE}
+    settings = {name: value for name, value in recipe.data_of().items() if name not in ALONE}
     parts = {Path(file).name: digest for file, digest in file_digests().items()}
     versions = {"loopwright": VERSION, "torch": str(torch.__version__), "the code of loopwright": _code()}
-    return {**said, "--resume": resume, "spread as": spread, "version of": versions, "the file of parts": parts}
+    return {**settings, "--resume": resume, "spread as": spread, "version of": versions, "the file of parts": parts}
 
 
 def as_built(job: Job) -> dict[str, dict[str, str]]:
@@ -373,13 +373,13 @@ def _of_data(splits: Splits) -> dict[str, dict[str, str]]:
 
 def check_same_objects(where: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Raises a ValueError where the objects of a run that is to go on are not made of what they were, and names what is not."""
-    found = [path for path, _ in differences([before, now])]
-    if not found:
+    paths = [path for path, _ in differences([before, now])]
+    if not paths:
         return
     # rows follow from what they are made of, where that differs
-    part, _, name = next((path for path in found if not path.endswith(".rows")), found[0]).partition(".")
-    told = f"the {name} of the objective" if part == "fixed" else f"{part}: {NAMES.get(name, name)}"
-    raise ValueError(_changed(told, where))
+    part, _, name = next((path for path in paths if not path.endswith(".rows")), paths[0]).partition(".")
+    what = f"the {name} of the objective" if part == "fixed" else f"{part}: {NAMES.get(name, name)}"
+    raise ValueError(_changed(what, where))
 
 
 def check_same_parts(where: Path, before: Mapping[str, Any]) -> None:
@@ -395,8 +395,8 @@ def check_same_config(where: Path, now: LoopedConfig) -> None:
     saved = OWN.config(read_json(where / "config.json"), str(where / "config.json"))
     first = next(differences([_plain(saved), _plain(now)]), None)
     if first is not None:
-        path, (there, here) = first
-        raise ValueError(_changed(f"{path} of the model's config ({shown(there)} then, {shown(here)} now)", where))
+        path, (saved_value, value) = first
+        raise ValueError(_changed(f"{path} of the model's config ({shown(saved_value)} then, {shown(value)} now)", where))
 
 
 def _changed(what: str, where: Path) -> str:

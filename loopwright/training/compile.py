@@ -52,7 +52,7 @@ GRAPHS = 256
 NARROWEST_HEAD = 16
 
 
-def choose(asked: bool | str, device: torch.device, *, alike: bool) -> tuple[bool, str | None]:
+def should_compile(asked: bool | str, device: torch.device, *, alike: bool) -> tuple[bool, str | None]:
     """Returns whether to compile, and an optional message. `alike`: all batches have one shape, as those of text have;
     where lengths vary, each would be compiled anew."""
     if isinstance(asked, bool):
@@ -245,11 +245,11 @@ class CompileComparison:
         self.before = self._gradients()
         try:
             with self._drawing_alike():
-                made = run()
+                result = run()
             self.written = self._gradients()
         finally:
             self._put(self.before)
-        return made
+        return result
 
     def difference(self, precise: Callable[[], object] | None = None) -> str | None:
         """Returns how the gradients that have come since differ from those of the pass as written, None where they are the same but
@@ -261,8 +261,8 @@ class CompileComparison:
         zero = {name: torch.zeros_like(self.parameters[name]) for name in names}
         written = [_or(self.written[name], zero[name]) for name in names]
         before = [_or(self.before[name], zero[name]) for name in names]
-        found = [_or(self.parameters[name].grad, zero[name]) for name in names]
-        own, apart = _apart(written, before), _apart(found, written)
+        gradients = [_or(self.parameters[name].grad, zero[name]) for name in names]
+        own, apart = _apart(written, before), _apart(gradients, written)
         whole = own.norm()
         if not bool(whole.isfinite()):
             return None
@@ -277,7 +277,7 @@ class CompileComparison:
 
     def _rounding(self, precise: Callable[[], object], names: Sequence[str], written: list[Tensor]) -> Tensor | float:
         """Returns how far from the pass as written each gradient is where less is rounded; 0 where there is no memory to tell."""
-        found = self._gradients()
+        gradients = self._gradients()
         self._put(self.before)
         try:
             with self._drawing_alike():
@@ -287,7 +287,7 @@ class CompileComparison:
         except torch.OutOfMemoryError:
             return 0.0
         finally:
-            self._put(found)
+            self._put(gradients)
 
     def _drawing_alike(self) -> AbstractContextManager[None]:
         """What runs inside leaves the random generators as they were."""

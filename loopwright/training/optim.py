@@ -129,12 +129,12 @@ class PackedMuon(torch.optim.Muon):
 
 def packs(names: Iterable[str]) -> list[list[str]]:
     """Returns names of weights in packs: the maps of one module that PACKS puts together, every other weight alone."""
-    found: dict[tuple[str, int | str], list[str]] = {}
+    together: dict[tuple[str, int | str], list[str]] = {}
     for name in names:
         module, _, map_name = name.removesuffix(".weight").rpartition(".")
         places = [place for place, pack in enumerate(PACKS) if map_name in pack]
-        found.setdefault((module, places[0]) if places else (name, ""), []).append(name)
-    return list(found.values())
+        together.setdefault((module, places[0]) if places else (name, ""), []).append(name)
+    return list(together.values())
 
 
 def _given(grad: Tensor | None) -> Tensor:
@@ -240,11 +240,11 @@ class Optimiser:
             state: dict[int, dict[str, Tensor]] = {}
             for place, (name, parameter) in enumerate(_named(optimiser).items()):
                 slots = self.slots[type(optimiser)]
-                there = [slot for slot in slots if f"{name}/{slot}" in tensors]
-                if there and len(there) < len(slots):
-                    raise ValueError(f"optimiser state: {name} has only {', '.join(there)}; allowed: {', '.join(slots)}")
+                stored = [slot for slot in slots if f"{name}/{slot}" in tensors]
+                if stored and len(stored) < len(slots):
+                    raise ValueError(f"optimiser state: {name} has only {', '.join(stored)}; allowed: {', '.join(slots)}")
                 # a copy: torch would keep the very tensors it is given
-                values = {slot: tensors[f"{name}/{slot}"].clone() for slot in there}
+                values = {slot: tensors[f"{name}/{slot}"].clone() for slot in stored}
                 if values:
                     state[place] = {slot: spread(value, parameter) if slots[slot] else value for slot, value in values.items()}
             optimiser.load_state_dict({"state": state, "param_groups": optimiser.state_dict()["param_groups"]})
@@ -469,7 +469,7 @@ def _named(optimiser: torch.optim.Optimizer) -> dict[str, nn.Parameter]:
 
 
 def _read_parts(parts: Mapping[str, Any]) -> dict[str, ParameterRule]:
-    found = {}
+    rules = {}
     for pattern, data in parts.items():
         where = f"optim: parts: {pattern}"
         check_form(where, data, "dict")
@@ -481,8 +481,8 @@ def _read_parts(parts: Mapping[str, Any]) -> dict[str, ParameterRule]:
                 check_form(f"{where}: {name}", data[name], form)
                 if form == "float":
                     check_number(f"optim.parts.{pattern}.{name}", data[name], least=0)
-        found[pattern] = ParameterRule(**data)
-    return found
+        rules[pattern] = ParameterRule(**data)
+    return rules
 
 
 def _read_patterns(patterns: Sequence[str] | None) -> list[str] | None:

@@ -335,9 +335,9 @@ def in_words(seconds: float) -> str:
     return f"{whole // 3600:,} h {whole % 3600 // 60} min"
 
 
-def truncation_in_words(found: dict[str, Any]) -> str:
+def truncation_in_words(truncation: dict[str, Any]) -> str:
     """Returns what a truncated gradient leaves out, as far as the shrinking of the steps tells."""
-    k, factor, depth = found["grad_steps"], found["contraction"], found["depth"]
+    k, factor, depth = truncation["grad_steps"], truncation["contraction"], truncation["depth"]
     left = f"about {factor:.3f}^{k} = {factor**k:.1e} of it is left out" if factor < 1 else "what is left out does not shrink"
     return f"the gradient flows through the last {k} steps; at depth {depth} a step is {factor:.3f} of the one before, so {left}"
 
@@ -465,13 +465,13 @@ def spikes(losses: Sequence[float | None], deviations: float = DEVIATIONS, befor
     them. Losses that are not finite (of updates that were skipped) are left out."""
     finite = [(place, loss) for place, loss in enumerate(losses) if loss is not None and math.isfinite(loss)]
     values = [loss for _, loss in finite]
-    found = []
+    places = []
     for i in range(before, len(values)):
         last = values[i - before : i]
         mean = sum(last) / before
         if values[i] > mean + deviations * math.sqrt(sum((x - mean) ** 2 for x in last) / before):
-            found.append(finite[i][0])
-    return found
+            places.append(finite[i][0])
+    return places
 
 
 def spikes_in_words(updates: Sequence[int]) -> str:

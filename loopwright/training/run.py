@@ -35,7 +35,7 @@ from loopwright.training.checkpoint import (
     load_weights,
     model_tensors,
 )
-from loopwright.training.compile import CompileComparison, CompiledStacks, CompiledStep, Failed, choose, has_block_attention
+from loopwright.training.compile import CompileComparison, CompiledStacks, CompiledStep, Failed, has_block_attention, should_compile
 from loopwright.training.depth import RULES, DepthRule
 from loopwright.training.distributed import Processes
 from loopwright.training.gradient import REMATS, Remat, draws
@@ -164,9 +164,9 @@ class Job:
             processes.check_same({**self.made_of, "model": digest_of_model(self.model)})
         self.metrics: dict[str, Metric] = {spec["kind"]: build_kind(spec, METRICS) for spec in recipe.validate.metrics}
         self.penalties = [Weighted.build(spec, PENALTIES) for spec in recipe.penalties]
-        self.compiled, said = choose(recipe.compile, self.device, alike=self.splits.alike)
-        if said is not None:
-            reporter.note(said)
+        self.compiled, message = should_compile(recipe.compile, self.device, alike=self.splits.alike)
+        if message is not None:
+            reporter.note(message)
         remat = build_kind(recipe.remat_spec, REMATS)
         if objective.reads == "every" and remat.where_all_are_kept is not None:
             reporter.note(
@@ -336,10 +336,10 @@ class Job:
     def _leave(self, how: str) -> None:
         """Leaves the form of passes that differs from them as written, and says so; one that was asked for ends the run."""
         option, form = ("graph", "replayed") if self.replaying else ("compile", "compiled")
-        told = f"{option}: in a {form} pass {how} (torch {torch.__version__})"
+        message = f"{option}: in a {form} pass {how} (torch {torch.__version__})"
         if getattr(self.recipe, option) is True:
-            raise ValueError(f"{told}; {option}: false trains without it")
-        self.note(f"{told}; passes are not {form} from here on")
+            raise ValueError(f"{message}; {option}: false trains without it")
+        self.note(f"{message}; passes are not {form} from here on")
         if self.replayed is not None and self.replaying:
             self.replayed.give_up("their gradients would not be right")
         else:
@@ -381,9 +381,9 @@ class Job:
         (loss * self.processes.world).backward()  # wrappers average over processes, and shares are to be summed
         return loss.detach(), metrics
 
-    def _backward_given(self, given: dict[str, Any], depth: int, grad_steps: int) -> tuple[Tensor, dict[str, Tensor]]:
+    def _backward_given(self, inputs: dict[str, Any], depth: int, grad_steps: int) -> tuple[Tensor, dict[str, Tensor]]:
         """The same on plain tensors, and on what decides the shape of the work: the form that can be captured."""
-        return self._backward(Batch(**given["batch"]), Plan(depth, grad_steps), Share(*given["share"]), given["weights"])
+        return self._backward(Batch(**inputs["batch"]), Plan(depth, grad_steps), Share(*inputs["share"]), inputs["weights"])
 
     def release(self) -> None:
         """Gives back at the end of a run what its graphs hold: they and the job refer to each other, so memory would wait for the

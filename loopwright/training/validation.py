@@ -92,8 +92,8 @@ def validate(job: Job, rows: int) -> dict[int, dict[str, float | None]]:
         for reading in readings(job.model, batch, job.depths, metrics=job.metrics):
             own = own_loss(job, batch, reading.depth) * reading.targets.sum() if job.objective.validates else torch.zeros(())
             columns = (reading.loss, reading.targets, reading.exact, own, *reading.measured.values())
-            found = [float(column.sum()) for column in columns]
-            sums[reading.depth] = [a + b for a, b in zip(sums[reading.depth], found, strict=True)]
+            numbers = [float(column.sum()) for column in columns]
+            sums[reading.depth] = [a + b for a, b in zip(sums[reading.depth], numbers, strict=True)]
     totals = processes.sum(torch.tensor(list(sums.values()), dtype=torch.float64)).tolist()
     return {
         depth: {
@@ -126,11 +126,11 @@ def truncation(job: Job) -> dict[str, float]:
 
 
 def judge(
-    progress: Progress, found: dict[str, float | None], bars: list[float | None], *, by: str = "loss", read_out: str = "last"
+    progress: Progress, scores: dict[str, float | None], bars: list[float | None], *, by: str = "loss", read_out: str = "last"
 ) -> bool:
     """Returns whether this is the best so far, by one of the numbers found; notes it, and the update at which an accuracy bar was
     first reached. What was best by another number, or by another read-out of the model, is forgotten."""
-    loss, exact = found[by], found["exact"]
+    loss, exact = scores[by], scores["exact"]
     measure = by if read_out == "last" else f"{by}, read-out {read_out}"
     if measure != progress.best_by:
         progress.best_by, progress.best_loss = measure, None

@@ -106,9 +106,9 @@ class Addition(Task):
         if self.reverse == "none":
             total, leading = total[:, ::-1], 0
         short = (total[:, [leading]] == 0) & (self.width is None)  # no leading zero: EOS moves up where there is no last carry
-        said = np.concatenate([total, end], axis=1)
-        said = np.where(short, np.concatenate([np.delete(total, leading, axis=1), end, padding], axis=1), said)
-        body = np.concatenate([operands[:, 0], plus, operands[:, 1], equals, *[space] * self.space, said], axis=1)
+        answer = np.concatenate([total, end], axis=1)
+        answer = np.where(short, np.concatenate([np.delete(total, leading, axis=1), end, padding], axis=1), answer)
+        body = np.concatenate([operands[:, 0], plus, operands[:, 1], equals, *[space] * self.space, answer], axis=1)
         offsets = below(bits, self.offset + 1, count)
         ids = np.full((count, extent), PADDING)
         ids[np.arange(extent) < offsets[:, None]] = SPACE

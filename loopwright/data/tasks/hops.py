@@ -70,8 +70,8 @@ class Hops(Task):
             )
         check_number(f"{where}: rising", rising, least=0, below=1)
         self.rising = rising
-        said = [MARK, *([START] if self.in_place else [])] if self.counted else [str(group) for group in self.trained]
-        self.alphabet = Alphabet([*LETTERS[:symbols], *said, *([NOWHERE] if self.in_place else []), PAD, EOS])
+        questions = [MARK, *([START] if self.in_place else [])] if self.counted else [str(group) for group in self.trained]
+        self.alphabet = Alphabet([*LETTERS[:symbols], *questions, *([NOWHERE] if self.in_place else []), PAD, EOS])
         for group in (*self.trained, *self.beyond):
             share = len(self.draw(group, stream(self.seed), PROBES)) / PROBES
             if share < SCARCE:

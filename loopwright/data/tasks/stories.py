@@ -43,8 +43,8 @@ def tell(choices: dict[str, str], plot: int) -> str:
 
 def _words() -> list[str]:
     first = {name: values[0] for name, values in SLOTS.items()}
-    told = [tell(first | {"name": name}, plot) for name in (GIRLS[0], BOYS[0]) for plot in range(len(PLOTS))]
-    return sorted({word for story in told for word in story.split()} | {word for values in SLOTS.values() for word in values})
+    stories = [tell(first | {"name": name}, plot) for name in (GIRLS[0], BOYS[0]) for plot in range(len(PLOTS))]
+    return sorted({word for story in stories for word in story.split()} | {word for values in SLOTS.values() for word in values})
 
 
 ALPHABET = Alphabet([*_words(), PAD, EOS], " ")

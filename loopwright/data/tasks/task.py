@@ -119,8 +119,8 @@ class Table:
         lengths = self.lengths[chosen]
         place = torch.arange(ids.shape[1], device=ids.device)
         real = place < lengths[:, None]
-        said = ids if self.answers is None else self.answers[chosen].long()
-        labels = torch.where(real & (place >= self.starts[chosen][:, None]), said, IGNORED)
+        answers = ids if self.answers is None else self.answers[chosen].long()
+        labels = torch.where(real & (place >= self.starts[chosen][:, None]), answers, IGNORED)
         if not self.ragged:
             return Batch(ids, labels)
         return Batch(ids, labels, attention_mask=real.long() if self.padding == "masked" else None, lengths=lengths)
@@ -234,11 +234,11 @@ def _words(rows: Matrix) -> np.ndarray:
 def shares(total: int, caps: Sequence[int]) -> list[int]:
     """Returns how `total` rows are divided over groups that can give `caps` at most: evenly, the large ones standing in for
     the small. Where all of them are too small the sum is less than `total`."""
-    left, given = total, [0] * len(caps)
+    left, counts = total, [0] * len(caps)
     for done, group in enumerate(sorted(range(len(caps)), key=caps.__getitem__)):
-        given[group] = min(caps[group], left // (len(caps) - done))
-        left -= given[group]
-    return given
+        counts[group] = min(caps[group], left // (len(caps) - done))
+        left -= counts[group]
+    return counts
 
 
 MOST_TOKENS = 2**30  # of all rows of a task, which are held in memory
@@ -339,8 +339,8 @@ class Task(ABC):
             if sum(given) < self.counts[split]:
                 groups = ", ".join(f"{self.unit} {group}" for group in self.trained)
                 asked = f"{self.counts[split]:,} rows asked for {split}"
-                there = f"{groups} can give it {sum(given):,} of {sum(capacities):,} different ones"
-                raise ValueError(f"{self.where}: {asked}; {there}: ask for fewer ({split}: …)")
+                offer = f"{groups} can give it {sum(given):,} of {sum(capacities):,} different ones"
+                raise ValueError(f"{self.where}: {asked}; {offer}: ask for fewer ({split}: …)")
         result: dict[str, dict[int, Matrix]] = {split: {} for split in self.counts}
         for place, group in enumerate(self.trained):
             counts = {split: wanted[split][place] for split in self.counts}

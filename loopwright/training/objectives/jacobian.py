@@ -186,10 +186,11 @@ class JacobianPenalty(Penalty):
         valid = rollout.batch.valid[:1]
         probe = JacobianProbe(None, self.directions(rollout.plan.update, one, token_places(valid, s), s, valid), valid)
         with evaluating(model), torch.no_grad():
-            found = PenaltySite(model.step, s, e, rollout.last_step, p, probe, detached=self.detach_state).in_batch(self._eps(s))[1]
+            site = PenaltySite(model.step, s, e, rollout.last_step, p, probe, detached=self.detach_state)
+            difference = site.in_batch(self._eps(s))[1]
             with torch.autocast(device.type, enabled=False):
                 true = PenaltySite(model.step, s.to(dtype), e.to(dtype), rollout.last_step, p, probe).exact()[1]
-        return float((found.square().sum() / true.square().sum() - 1).abs())
+        return float((difference.square().sum() / true.square().sum() - 1).abs())
 
     def probe(self, s: Tensor, batch: Batch, update: int, *, padding: bool = False) -> JacobianProbe:
         """Returns the rows of a batch that are probed at an update, and their directions; `padding`: not left out."""
