@@ -16,11 +16,11 @@ from benchmarks.pairs import compare, report
 from loopwright.data.batch import Batch
 from loopwright.schema import build_kind
 from loopwright.training.depth import RULES
-from loopwright.training.module import TrainingModule
 from loopwright.training.objectives.jacobian import JacobianPenalty
 from loopwright.training.objectives.losses import Final
 from loopwright.training.objectives.penalties import Weighted
 from loopwright.training.rollout import Plan
+from loopwright.training.run import TrainingModule
 
 PAPER = {"random depth": 1.4976, "penalty": 1.5317, "both": 2.0439}
 # by what they are asked for: the row of the table, and the form of the penalty

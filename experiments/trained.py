@@ -112,7 +112,7 @@ def train_given(model: LoopedForCausalLM, plan: Mapping[str, Any], extra: Sequen
 def remember(kept: Path, update: int, notes: Sequence[str]) -> None:
     """Writes down that a run went on from an update (0: from its start, as there was no checkpoint), and what the notes of the call
     say of sums that are rounded otherwise."""
-    from loopwright.training.run import OTHERWISE
+    from loopwright.training.checkpoint import OTHERWISE
 
     told = next((note for note in notes if note.startswith(OTHERWISE)), "")
     differs = re.match(rf"{OTHERWISE} \((.*)\): ", told)

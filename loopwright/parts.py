@@ -21,5 +21,5 @@ from loopwright.model.passes import Effects, Pass
 from loopwright.training.depth import DepthRule
 from loopwright.training.grpo import Reward, Sample
 from loopwright.training.objectives.readout import Targets, cross_entropies, find_targets, target_features, target_logits
-from loopwright.training.optimisers import AdamW, Optimiser
+from loopwright.training.optim import AdamW, Optimiser
 from loopwright.training.rollout import Objective, Penalty, Plan, Rollout

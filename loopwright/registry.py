@@ -121,7 +121,7 @@ PLACES: dict[str, tuple[str, str]] = {
     "depth": ("loopwright.training.depth", "RULES"),
     "objective": ("loopwright.training.objectives.losses", "OBJECTIVES"),
     "penalty": ("loopwright.training.objectives.penalties", "PENALTIES"),
-    "optim": ("loopwright.training.optimisers", "OPTIMISERS"),
+    "optim": ("loopwright.training.optim", "OPTIMISERS"),
     "schedule": ("loopwright.training.optim", "SCHEDULES"),
     "metric": ("loopwright.metrics.score", "METRICS"),
     "reward": ("loopwright.training.grpo", "REWARDS"),

@@ -27,7 +27,7 @@ from loopwright.evaluation.by_depth import sweep
 from loopwright.plot.drawing import Drawing
 from loopwright.plot.figures import length_by_depth_heatmap
 from loopwright.recipes import recipe
-from loopwright.training.monitor import measure
+from loopwright.training.validation import measure
 
 ARMS = {"penalty": (), "plain": ("penalties=[]",)}
 LENGTHS = (4, 8, 16, 24, 32, 48, 64)

@@ -20,8 +20,8 @@ from loopwright.evaluation.likelihood import need_likelihood
 from loopwright.evaluation.text import Passage, Passages, held_out, read_passages
 from loopwright.generation.readings import left_padded, readings
 from loopwright.model.causal_lm import LoopedForCausalLM
-from loopwright.training.monitor import measure
 from loopwright.training.recipe import Recipe
+from loopwright.training.validation import measure
 
 CONTEXT = 512
 RADIUS_TOKENS = 128

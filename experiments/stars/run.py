@@ -39,7 +39,7 @@ def carry_out(run: Run, *, extra: tuple[str, ...] = (), kept: Path | None = None
     from loopwright.data.batch import FirstRows
     from loopwright.evaluation.by_depth import sweep
     from loopwright.recipes import recipe
-    from loopwright.training.monitor import measure
+    from loopwright.training.validation import measure
 
     chosen = recipe(run.recipe, [*run.changes, f"seed={run.seed}", *extra])
     trained = train_once(chosen, kept=kept)
@@ -73,7 +73,7 @@ def state_path(model: LoopedForCausalLM, source: BatchSource) -> dict[str, Any]:
     import torch
 
     from loopwright.metrics.states import prompt_path
-    from loopwright.training.monitor import evaluating
+    from loopwright.training.rollout import evaluating
 
     batch = source.batch(torch.arange(1)).to(model.device)
     with evaluating(model), torch.no_grad():

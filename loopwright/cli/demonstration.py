@@ -26,10 +26,10 @@ from loopwright.storage.folder import check_out
 from loopwright.storage.run import RunFolder
 from loopwright.training.depth import RULES
 from loopwright.training.loop import train
-from loopwright.training.monitor import measure
 from loopwright.training.recipe import Recipe
 from loopwright.training.report import Run as Trained
 from loopwright.training.report import Terminal
+from loopwright.training.validation import measure
 from loopwright.untrusted import shown
 
 RECIPES = {"plain": "demo-plain", "stable": "demo-stable"}

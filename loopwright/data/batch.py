@@ -1,15 +1,14 @@
-"""What data hands to training and evaluation: batches, sources of them, and the splits of a dataset.
+"""What data hands to training and evaluation: batches, sources of them (rows of token ids in memory among them), the splits of a
+dataset, and the order of samples.
 
-Data of the user's own: rows of token ids in memory, and the splits that training reads.
-
-The order of samples: a pure function of the place, so that resuming in the middle of an epoch takes one whole number.
+The order is a pure function of the place, so that resuming in the middle of an epoch takes one whole number.
 """
 
 from __future__ import annotations
 
 import hashlib
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Protocol
 
@@ -111,10 +110,10 @@ class BatchSource(Protocol):
 def made_of(source: BatchSource) -> dict[str, str]:
     """Returns digests of a source's samples (`rows`), and of what these came from where it knows that. A source may have a method
     `made_of` that tells it; of others up to 64 samples, spread over them, are read."""
-    told = getattr(source, "made_of", None)
-    if told is not None:
-        found: dict[str, str] = told()
-        return found
+    describe = getattr(source, "made_of", None)
+    if describe is not None:
+        digests: dict[str, str] = describe()
+        return digests
     whole = hashlib.sha256(f"{len(source)}".encode())
     for place in torch.linspace(0, len(source) - 1, min(len(source), 64), dtype=torch.float64).long().unique().tolist():
         batch = source.batch([place])
@@ -168,11 +167,11 @@ def documents_of(source: BatchSource, indices: Sequence[int] | Tensor) -> Tensor
 
 def owners_of(source: BatchSource, indices: Sequence[int] | Tensor, batch: Batch) -> Owners | None:
     """Returns the documents of a batch's targets; None where each sample stands for itself."""
-    found = documents_of(source, indices)
-    if found is None:
+    document_ids = documents_of(source, indices)
+    if document_ids is None:
         return None
     asked = batch.labels[:, 1:] != IGNORED
-    documents, places = found.unique(return_inverse=True)
+    documents, places = document_ids.unique(return_inverse=True)
     targets = places[:, 1:][asked].bincount(minlength=len(documents))
     return Owners(documents, targets, places)
 
@@ -227,8 +226,8 @@ class TokenRows:
         if odd is not None:
             raise ValueError(f"labels: must be ids >= 0, or {IGNORED} where nothing is predicted (got {odd})")
         if labels is not None and all(_shifted(row, answer) for row, answer in zip(self.rows, answers, strict=True)):
-            told = "labels: each is the token after its place, and the model shifts labels once more"
-            warnings.warn(f"{told}; give the ids themselves", stacklevel=2)
+            message = "labels: each is the token after its place, and the model shifts labels once more"
+            warnings.warn(f"{message}; give the ids themselves", stacklevel=2)
 
     def __repr__(self) -> str:
         return f"TokenRows({len(self):,} rows, {sum(map(len, self.rows)):,} tokens)"
@@ -338,24 +337,14 @@ class Order:
         if start < 0 or count < 0:
             raise ValueError(f"order: {count} samples from place {start}; allowed: 0 or more of each")
         if self.repeat == 1:
-            return self._fresh(start, count)
-        parts, place, end = [], start, start + count
-        while place < end:
-            number, inside = divmod(place, self.batch)
-            taken = min(end - place, self.batch - inside)
-            parts.append(self._fresh(number // self.repeat * self.batch + inside, taken))
-            place += taken
-        return torch.cat(parts) if parts else torch.empty(0, dtype=torch.long)
+            return self._once(start, count)
+        batches = _stretches(start, count, self.batch)
+        return _joined(self._once(number // self.repeat * self.batch + first, taken) for number, first, taken in batches)
 
-    def _fresh(self, start: int, count: int) -> Tensor:
-        """The same where nothing is repeated."""
-        parts, place, end = [], start, start + count
-        while place < end:
-            epoch, first = divmod(place, self.length)
-            taken = min(end - place, self.length - first)
-            parts.append(self._epoch(epoch)[first : first + taken])
-            place += taken
-        return torch.cat(parts) if parts else torch.empty(0, dtype=torch.long)
+    def _once(self, start: int, count: int) -> Tensor:
+        """The samples at these places where nothing is repeated."""
+        epochs = _stretches(start, count, self.length)
+        return _joined(self._epoch(epoch)[first : first + taken] for epoch, first, taken in epochs)
 
     def share(self, start: int, count: int, rank: int, world: int) -> tuple[Tensor, Tensor]:
         """Returns what process `rank` of `world` takes of the `count` samples from `start`: the samples and their places.
@@ -378,6 +367,20 @@ class Order:
                 self._held.pop(next(iter(self._held)))
             self._held[epoch] = _permutation(self.length, self.seed, epoch) if self.shuffled else torch.arange(self.length)
         return self._held[epoch]
+
+
+def _stretches(start: int, count: int, size: int) -> Iterator[tuple[int, int, int]]:
+    """Yields (number, first place in it, places) of each piece of `size` places that the places from `start` lie in."""
+    place, end = start, start + count
+    while place < end:
+        number, first = divmod(place, size)
+        taken = min(end - place, size - first)
+        yield number, first, taken
+        place += taken
+
+
+def _joined(parts: Iterable[Tensor]) -> Tensor:
+    return torch.cat([torch.empty(0, dtype=torch.long), *parts])
 
 
 def _permutation(length: int, seed: int, epoch: int) -> Tensor:

@@ -263,7 +263,8 @@ def read_messages(record: Record, fields: Mapping[str, str | None]) -> list[Mess
                 f"{where}: no field {fields[missing]!r}; it has: {names}; give data.{missing}=FIELD, or data.messages=FIELD for "
                 "one that holds a conversation"
             )
-        said = [("user", text_field(record, str(fields["question"]))), ("assistant", text_field(record, str(fields["answer"])))]
+        roles_of = {"user": "question", "assistant": "answer"}
+        spoken = [(role, text_field(record, str(fields[name]))) for role, name in roles_of.items()]
     else:
         turns = values.get(fields["messages"])
         if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
@@ -275,13 +276,13 @@ def read_messages(record: Record, fields: Mapping[str, str | None]) -> list[Mess
             raise ValueError(f"{where}: message {odd} has the role {shown(role)}; {suggest(str(role), ROLES)}")
         if not any(turn["role"] == "assistant" for turn in turns):
             raise ValueError(f"{where}: no message of the assistant, so there is nothing to learn; take it out or add an answer")
-        said = [(turn["role"], text_field((where, turn), "content")) for turn in turns]
-    roles = [role for role, _ in said]
-    if any(text is None for _, text in said):
+        spoken = [(turn["role"], text_field((where, turn), "content")) for turn in turns]
+    roles = [role for role, _ in spoken]
+    if any(text is None for _, text in spoken):
         return None
     if fields["system"] is not None and roles[0] != "system":
-        said.insert(0, ("system", fields["system"]))
-    return [{"role": role, "content": str(text)} for role, text in said]
+        spoken.insert(0, ("system", fields["system"]))
+    return [{"role": role, "content": str(text)} for role, text in spoken]
 
 
 def _is_conversation(value: object) -> bool:

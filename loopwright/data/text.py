@@ -24,13 +24,49 @@ FINEWEB = "HuggingFaceFW/fineweb-edu"
 GROUP = 256  # documents that are tokenised at once
 
 
-class Text:
+class WindowedText:
+    """Documents that are tokenised once and cut into windows. Abstract: a kind says which records each split reads (`parts`)."""
+
+    alike = True  # as in `Splits`, known before anything is read
+    where: str  # named in errors
+    parts: Mapping[str, FilePart]
+
+    def __init__(self, tokenizer: str, field: str, length: int, apart: bool) -> None:
+        self.length, self.tokenizer, self.field = check_count(self.where, "length", length, least=2), tokenizer, field
+        self.apart = apart
+
+    def splits(self, folder: Path, progress: Progress | None = None) -> Splits:
+        """Returns the windows, tokenised where that has not been done; token shards are kept in `folder`."""
+        tokenizer = Tokenizer(self.tokenizer)
+        windows, notes = {}, {}
+        for name, part in self.parts.items():
+            about = {"source": part.fingerprint(), "field": self.field, "tokenizer": tokenizer.fingerprint}
+            counts = {"empty": 0}
+
+            def documents(name: str = name, part: FilePart = part, counts: dict[str, int] = counts) -> Iterator[Document]:
+                return _documents(name, part, self.field, tokenizer, counts, progress)
+
+            shards = part_shards(self.where, folder, name, part, about, documents, tokenizer, counts, self.length)
+            windows[name] = Windows(shards, self.length, tokenizer.decode, apart=self.apart)
+            notes[name] = {"documents": shards.documents, "tokens": shards.tokens, "windows": len(windows[name]), **shards.notes}
+        warn_of_leaks(self.where, {name: each.shards for name, each in windows.items()})
+        train, valid = windows.pop("train"), windows.pop("valid")
+        return Splits(
+            train, valid, windows,
+            vocab_size=tokenizer.vocab_size, eos_id=tokenizer.eos_id, pad_id=tokenizer.pad_id, notes=notes,
+            tokenizer=tokenizer.own, alike=True,
+        )  # fmt: skip
+
+
+class Text(WindowedText):
     """Documents of local files: JSON lines with a text `field`, or plain text (one document a file, or between `separator`s).
 
     Where no `valid_files` are given, the first `valid` documents are held out of `files` instead. `test_files` are one list
     (the test `test`) or one for each name. `limit` is the number of documents trained on: the first ones, or with `limit_seed`
     some drawn by lot.
     """
+
+    where = "data (text)"
 
     def __init__(
         self,
@@ -47,29 +83,25 @@ class Text:
         limit_seed: int | None = None,
         valid: int = 100,
     ) -> None:
-        where = "data (text)"
-        self.length, self.tokenizer, self.field = check_count(where, "length", length, least=2), tokenizer, field
-        self.apart = apart
+        super().__init__(tokenizer, field, length, apart)
 
         def read(patterns: str | Sequence[str]) -> Files:
             return Files(patterns, field=field, separator=separator)
 
         self.parts = split_parts(
-            where, read(files), None if valid_files is None else read(valid_files), limit, valid,
+            self.where, read(files), None if valid_files is None else read(valid_files), limit, valid,
             {name: read(patterns) for name, patterns in named_tests(test_files).items()}, limit_seed,
         )  # fmt: skip
 
-    def splits(self, folder: Path, progress: Progress | None = None) -> Splits:
-        """Returns the windows; token shards are kept in `folder`."""
-        return text_splits("data (text)", self.parts, self.tokenizer, self.field, self.length, folder, progress, apart=self.apart)
 
-
-class Hub:
+class Hub(WindowedText):
     """Documents of a Hugging Face dataset, streamed: nothing but what is read is downloaded, and that once.
 
     The dataset is a hub id or a folder that the `datasets` package can read. Where no `valid_split` is given, the first `valid`
     documents are held out of `split` instead. Give a `revision` to be sure of reading the same documents again.
     """
+
+    where = "data (hub)"
 
     def __init__(
         self,
@@ -88,18 +120,12 @@ class Hub:
         limit_seed: int | None = None,
         valid: int = 1_000,
     ) -> None:
-        where = "data (hub)"
-        self.length, self.tokenizer, self.field = check_count(where, "length", length, least=2), tokenizer, field
-        self.apart = apart
+        super().__init__(tokenizer, field, length, apart)
         subset = "sample-10BT" if subset is None and dataset == FINEWEB else subset
         rows = {name: HubRows(dataset, subset, name, revision) for name in (split, valid_split, test_split) if name is not None}
         tests = {} if test_split is None else {"test": rows[test_split]}
         held = None if valid_split is None else rows[valid_split]
-        self.parts = split_parts(where, rows[split], held, limit, valid, tests, limit_seed)
-
-    def splits(self, folder: Path, progress: Progress | None = None) -> Splits:
-        """Returns the windows; token shards are kept in `folder`."""
-        return text_splits("data (hub)", self.parts, self.tokenizer, self.field, self.length, folder, progress, apart=self.apart)
+        self.parts = split_parts(self.where, rows[split], held, limit, valid, tests, limit_seed)
 
 
 @dataclass(frozen=True)
@@ -121,9 +147,9 @@ class HubRows:
     def count(self) -> int:
         """Returns how many rows the dataset says that it has; where it does not say, they are read for it."""
         with self._reading() as rows:
-            there = (getattr(rows.info, "splits", None) or {}).get(self.split)
-        said = getattr(there, "num_examples", 0)
-        return said or sum(1 for _ in self)
+            split = (getattr(rows.info, "splits", None) or {}).get(self.split)
+        count = getattr(split, "num_examples", 0)
+        return count or sum(1 for _ in self)
 
     def __iter__(self) -> Iterator[Record]:
         with self._reading() as rows:
@@ -174,39 +200,13 @@ def split_parts(
     return parts | {name: FilePart(records) for name, records in tests.items()}
 
 
-def text_splits(
-    where: str, parts: Mapping[str, FilePart], source: str, field: str, length: int, folder: Path, progress: Progress | None, *,
-    apart: bool = True,
-) -> Splits:  # fmt: skip
-    """Returns the windows of parts, tokenised where that has not been done."""
-    tokenizer = Tokenizer(source)
-    windows, notes = {}, {}
-    for name, part in parts.items():
-        about = {"source": part.fingerprint(), "field": field, "tokenizer": tokenizer.fingerprint}
-        counts = {"empty": 0}
-
-        def documents(name: str = name, part: FilePart = part, counts: dict[str, int] = counts) -> Iterator[Document]:
-            return _documents(name, part, field, tokenizer, counts, progress)
-
-        shards = part_shards(where, folder, name, part, about, documents, tokenizer, counts, length)
-        windows[name] = Windows(shards, length, tokenizer.decode, apart=apart)
-        notes[name] = {"documents": shards.documents, "tokens": shards.tokens, "windows": len(windows[name]), **shards.notes}
-    warn_of_leaks(where, {name: each.shards for name, each in windows.items()})
-    train, valid = windows.pop("train"), windows.pop("valid")
-    return Splits(
-        train, valid, windows,
-        vocab_size=tokenizer.vocab_size, eos_id=tokenizer.eos_id, pad_id=tokenizer.pad_id, notes=notes,
-        tokenizer=tokenizer.own, alike=True,
-    )  # fmt: skip
-
-
 def warn_of_leaks(where: str, shards: Mapping[str, Shards]) -> None:
     """Warns of documents that are measured and trained on."""
     for name, measured in shards.items():
         count = 0 if name == "train" else measured.shared_with(shards["train"])
         if count:
-            told = f"{count:,} of the {measured.documents:,} documents of {name} are in train too, token for token"
-            warnings.warn(f"{where}: {told}: their loss says nothing about unseen text", stacklevel=2)
+            message = f"{count:,} of the {measured.documents:,} documents of {name} are in train too, token for token"
+            warnings.warn(f"{where}: {message}: their loss says nothing about unseen text", stacklevel=2)
 
 
 def part_shards(

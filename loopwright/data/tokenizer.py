@@ -139,8 +139,8 @@ def _descriptions(place: Path, source: str | Path, options: dict[str, Any]) -> l
 
     if place.is_dir():
         return [path for path in sorted(place.glob("tokenizer*.json")) if path.name != "tokenizer_config.json"]
-    found = cached_file(str(source), "tokenizer.json", _raise_exceptions_for_missing_entries=False, **options)
-    return [] if found is None else [Path(found)]
+    file = cached_file(str(source), "tokenizer.json", _raise_exceptions_for_missing_entries=False, **options)
+    return [] if file is None else [Path(file)]
 
 
 def _hub_options(source: str | Path) -> dict[str, Any]:

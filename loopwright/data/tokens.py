@@ -68,8 +68,8 @@ class Shards:
         assert manifest is not None  # or it would not have been opened
         tokens = {name: entry for name, entry in manifest.entries.items() if name != INDEX}
         origins = {name: self.about[name] for name in ORIGINS if name in self.about}
-        told = {**origins, "rows": tokens}
-        return {name: hashlib.sha256(json.dumps(x, sort_keys=True).encode()).hexdigest()[:12] for name, x in told.items()}
+        facts = {**origins, "rows": tokens}
+        return {name: hashlib.sha256(json.dumps(x, sort_keys=True).encode()).hexdigest()[:12] for name, x in facts.items()}
 
     def shared_with(self, other: Shards) -> int:
         """Returns how many of these documents are also in the other shards, token for token."""

@@ -1,19 +1,16 @@
 """The model compiled for training: the step as one function, prelude and coda as one each, documents by blocks of attention.
 
-Compiled passes beside passes as written: a compiler can get gradients wrong and raise nothing, so its first passes are compared.
-
-Torch's did: small ASURA models were trained on wrong gradients here for want of barriers (barriers.py puts them in), and from 2.10
-to 2.13 gradients of norms whose weights are rows of one table may hold whatever the memory held before
+A compiler can get gradients wrong and raise nothing, so the first compiled passes are compared with passes as written. Torch's did,
+in two ways: small ASURA models were trained on wrong gradients here for want of barriers, which are put in here, and from 2.10 to
+2.13 gradients of norms whose weights are rows of one table may hold whatever the memory held before
 (github.com/pytorch/pytorch/issues/193061).
 
-Barriers that torch's compiler leaves out of its GPU kernels: without them compiled models trained on wrong gradients.
-
-A kernel that sums over rows in loops may store numbers in one loop and load them in the next. Triton may give the two loops
-different threads (github.com/triton-lang/triton/issues/10924), so a thread can load what another has not stored yet: whatever
-the memory held before. Kernels of ASURA's norms with a row of weights per step were of this kind from the second step on, before
-compiled steps were handed their rows: on an H200 the gradients of the small ASURA were wrong in every test without the barrier, and
-right with it (experiments/LOG.md). With 64 tokens or more per multiprocessor, rows wider than 64 whose weights do not begin where
-their table begins are summed in loops, others when they are wider than 1,024. Torch up to 2.13 puts no barrier between the loops
+The barriers: a kernel that sums over rows in loops may store numbers in one loop and load them in the next. Triton may give the two
+loops different threads (github.com/triton-lang/triton/issues/10924), so a thread can load what another has not stored yet. Kernels
+of ASURA's norms with a row of weights per step were of this kind from the second step on, before compiled steps were handed their
+rows: on an H200 the gradients of the small ASURA were wrong in every test without the barrier, and right with it
+(experiments/LOG.md). With 64 tokens or more per multiprocessor, rows wider than 64 whose weights do not begin where their table
+begins are summed in loops, others when they are wider than 1,024. Torch up to 2.13 puts no barrier between the loops
 (github.com/pytorch/pytorch/pull/190519 does).
 """
 
@@ -46,167 +43,16 @@ PASSES = 2  # of each kind: the first runs kernel by kernel, the second may be a
 # bf16 leaves little (0.76 of its own norm was seen, 0.001 of that of all). Wrong ones were thousands of times too large
 OWN, ALL = 0.5, 0.01
 ROUNDED = 4.0  # and by so many times what rounding less changes
-
-
-class CompileComparison:
-    """The first passes of each kind, each beside the pass as written. Gradients may hold those of earlier batches."""
-
-    def __init__(self, parameters: Mapping[str, Tensor]) -> None:
-        self.parameters = parameters
-        self.seen: Counter[Hashable] = Counter()
-        self.before: dict[str, Tensor | None] = {}
-        self.written: dict[str, Tensor | None] = {}
-
-    def is_due(self, *kinds: Hashable) -> bool:
-        """Says whether a pass is among the first of one of its kinds, and counts it."""
-        self.seen.update(kinds)
-        return any(self.seen[kind] <= PASSES for kind in kinds)
-
-    def run_written(self, run: Callable[[], Made]) -> Made:
-        """Returns what the pass as written returns; keeps its gradients aside, and leaves those of before. It draws what the next
-        pass draws."""
-        self.before = self._gradients()
-        try:
-            with self._drawing_alike():
-                made = run()
-            self.written = self._gradients()
-        finally:
-            self._put(self.before)
-        return made
-
-    def difference(self, precise: Callable[[], object] | None = None) -> str | None:
-        """Returns how the gradients that have come since differ from those of the pass as written, None where they are the same but
-        for rounding. Of a pass as written that is not finite nothing can be said. `precise` runs it with less rounding: where that
-        alone changes gradients as much, as in a loop that is chaotic in bf16, a difference says nothing either."""
-        names = [name for name, p in self.parameters.items() if p.grad is not None or self.written[name] is not None]
-        if not names:
-            return None
-        zero = {name: torch.zeros_like(self.parameters[name]) for name in names}
-        written = [_or(self.written[name], zero[name]) for name in names]
-        before = [_or(self.before[name], zero[name]) for name in names]
-        found = [_or(self.parameters[name].grad, zero[name]) for name in names]
-        own, apart = _apart(written, before), _apart(found, written)
-        whole = own.norm()
-        if not bool(whole.isfinite()):
-            return None
-        excess = (apart - (OWN * own + ALL * whole)).nan_to_num(nan=torch.inf)
-        if precise is not None and bool(excess.max() > 0):
-            excess = excess - ROUNDED * self._rounding(precise, names, written)
-        worst = int(excess.argmax())
-        if bool(excess[worst] <= 0):
-            return None
-        share = float(apart[worst] / own[worst].clamp(min=1e-30))
-        return f"the gradient of {names[worst]} is {share:.3g} times its norm away from that of the pass as written"
-
-    def _rounding(self, precise: Callable[[], object], names: Sequence[str], written: list[Tensor]) -> Tensor | float:
-        """Returns how far from the pass as written each gradient is where less is rounded; 0 where there is no memory to tell."""
-        found = self._gradients()
-        self._put(self.before)
-        try:
-            with self._drawing_alike():
-                precise()
-            exact = [_or(self.parameters[name].grad, torch.zeros_like(x)) for name, x in zip(names, written, strict=True)]
-            return _apart(exact, written).nan_to_num(nan=0.0, posinf=0.0)
-        except torch.OutOfMemoryError:
-            return 0.0
-        finally:
-            self._put(found)
-
-    def _drawing_alike(self) -> AbstractContextManager[None]:
-        """What runs inside leaves the random generators as they were."""
-        devices = {p.device.index or 0 for p in self.parameters.values() if p.device.type == "cuda"}
-        return torch.random.fork_rng(devices=sorted(devices))
-
-    def take_written(self) -> None:
-        """Puts the gradients of the pass as written in the place of those that have come since."""
-        self._put(self.written)
-
-    def forget(self, *, put_back: bool = False) -> None:
-        """Lets go of the gradients that were kept; `put_back`: those of before the pass take the place of what came since."""
-        if put_back and self.before:
-            self._put(self.before)
-        self.before, self.written = {}, {}
-
-    def _gradients(self) -> dict[str, Tensor | None]:
-        return {name: None if p.grad is None else p.grad.detach().clone() for name, p in self.parameters.items()}
-
-    def _put(self, gradients: Mapping[str, Tensor | None]) -> None:
-        """In the same tensors where there are some: a graph adds to those for ever."""
-        for name, p in self.parameters.items():
-            kept = gradients[name]
-            if p.grad is None or kept is None:
-                p.grad = None if kept is None else kept.clone()
-            else:
-                p.grad.copy_(kept)
-
-
-def _or(x: Tensor | None, other: Tensor) -> Tensor:
-    return other if x is None else x.detach()
-
-
-def _apart(some: list[Tensor], others: list[Tensor]) -> Tensor:
-    """Returns the norm of each difference."""
-    return torch.stack(torch._foreach_norm(torch._foreach_sub(some, others))).double()
-
-
 BARRIER = "tl.debug_barrier()"
 TAG = "loopwright-barriers"  # kernels without barriers may lie in the compiler's cache on disk: those with them have other keys
 READ = ("stores", "inside_reduction", "range_trees", "is_loop", "body")  # of a kernel: private to torch, as codegen_body is
-
-
-def put_barriers() -> None:
-    """Makes torch's compiler end each loop that stores with a barrier, in this process and from now on."""
-    if (reason := why_not()) is not None:
-        raise ValueError(f"compile: {reason}; compile: false trains without it")
-    _put_once()
-    tag = torch.compiler.config.cache_key_tag  # from torch 2.13 on each thread has its own
-    if TAG not in tag.split():
-        torch.compiler.config.cache_key_tag = f"{tag} {TAG}".strip()
-
-
-@cache
-def why_not() -> str | None:
-    """Returns why no barriers can be put into what this torch compiles, or None."""
-    try:
-        from torch._inductor.codegen.triton import TritonKernel  # seconds of imports, which compiling needs anyway
-
-        source = getsource(unwrap(TritonKernel.codegen_body))
-        missing = [name for name in READ if f".{name}" not in source]
-    except (ImportError, AttributeError, OSError):
-        missing = ["TritonKernel.codegen_body"]
-    if not missing:
-        return None
-    return f"its kernels may lack barriers, which cannot be put into those of torch {torch.__version__} (no {', '.join(missing)})"
-
-
-@cache
-def _put_once() -> None:
-    from torch._inductor.codegen.triton import TritonKernel
-
-    TritonKernel.codegen_body = with_barriers(TritonKernel.codegen_body)  # type: ignore[method-assign]
-
-
-def with_barriers(codegen_body: Callable[[Any], None]) -> Callable[[Any], None]:
-    """Returns the method that writes what a kernel has gathered, as one loop where it sums in loops; with a barrier after a loop
-    that stores."""
-
-    @wraps(codegen_body)
-    def write(kernel: Any) -> None:
-        stores = bool(kernel.stores) and kernel.inside_reduction and any(tree.is_loop for tree in kernel.range_trees)
-        codegen_body(kernel)
-        if stores:
-            kernel.body.writeline(BARRIER)
-
-    return write
-
-
 # one shape of batch each: with a hook, without, without a gradient; parts that read their step's number multiply that by the steps
 GRAPHS = 256
 NARROWEST_HEAD = 16
 
 
-def choose(asked: bool | str, device: torch.device, *, alike: bool) -> tuple[bool, str | None]:
-    """Returns whether a run compiles, and what there is to say of it. `alike`: all batches have one shape, as those of text have;
+def should_compile(asked: bool | str, device: torch.device, *, alike: bool) -> tuple[bool, str | None]:
+    """Returns whether to compile, and an optional message. `alike`: all batches have one shape, as those of text have;
     where lengths vary, each would be compiled anew."""
     if isinstance(asked, bool):
         return asked, None
@@ -324,3 +170,156 @@ def _prepare(device: torch.device) -> None:
     if device.type == "cuda":
         put_barriers()
     torch._dynamo.config.cache_size_limit = max(torch._dynamo.config.cache_size_limit, GRAPHS)
+
+
+# barriers
+
+
+def put_barriers() -> None:
+    """Makes torch's compiler end each loop that stores with a barrier, in this process and from now on."""
+    if (reason := why_not()) is not None:
+        raise ValueError(f"compile: {reason}; compile: false trains without it")
+    _put_once()
+    tag = torch.compiler.config.cache_key_tag  # from torch 2.13 on each thread has its own
+    if TAG not in tag.split():
+        torch.compiler.config.cache_key_tag = f"{tag} {TAG}".strip()
+
+
+@cache
+def why_not() -> str | None:
+    """Returns why no barriers can be put into what this torch compiles, or None."""
+    try:
+        from torch._inductor.codegen.triton import TritonKernel  # seconds of imports, which compiling needs anyway
+
+        source = getsource(unwrap(TritonKernel.codegen_body))
+        missing = [name for name in READ if f".{name}" not in source]
+    except (ImportError, AttributeError, OSError):
+        missing = ["TritonKernel.codegen_body"]
+    if not missing:
+        return None
+    return f"its kernels may lack barriers, which cannot be put into those of torch {torch.__version__} (no {', '.join(missing)})"
+
+
+@cache
+def _put_once() -> None:
+    from torch._inductor.codegen.triton import TritonKernel
+
+    TritonKernel.codegen_body = with_barriers(TritonKernel.codegen_body)  # type: ignore[method-assign]
+
+
+def with_barriers(codegen_body: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Returns the method that writes what a kernel has gathered, as one loop where it sums in loops; with a barrier after a loop
+    that stores."""
+
+    @wraps(codegen_body)
+    def write(kernel: Any) -> None:
+        stores = bool(kernel.stores) and kernel.inside_reduction and any(tree.is_loop for tree in kernel.range_trees)
+        codegen_body(kernel)
+        if stores:
+            kernel.body.writeline(BARRIER)
+
+    return write
+
+
+# compared with passes as written
+
+
+class CompileComparison:
+    """The first passes of each kind, each beside the pass as written. Gradients may hold those of earlier batches."""
+
+    def __init__(self, parameters: Mapping[str, Tensor]) -> None:
+        self.parameters = parameters
+        self.seen: Counter[Hashable] = Counter()
+        self.before: dict[str, Tensor | None] = {}
+        self.written: dict[str, Tensor | None] = {}
+
+    def is_due(self, *kinds: Hashable) -> bool:
+        """Says whether a pass is among the first of one of its kinds, and counts it."""
+        self.seen.update(kinds)
+        return any(self.seen[kind] <= PASSES for kind in kinds)
+
+    def run_written(self, run: Callable[[], Made]) -> Made:
+        """Returns what the pass as written returns; keeps its gradients aside, and leaves those of before. It draws what the next
+        pass draws."""
+        self.before = self._gradients()
+        try:
+            with self._drawing_alike():
+                result = run()
+            self.written = self._gradients()
+        finally:
+            self._put(self.before)
+        return result
+
+    def difference(self, precise: Callable[[], object] | None = None) -> str | None:
+        """Returns how the gradients that have come since differ from those of the pass as written, None where they are the same but
+        for rounding. Of a pass as written that is not finite nothing can be said. `precise` runs it with less rounding: where that
+        alone changes gradients as much, as in a loop that is chaotic in bf16, a difference says nothing either."""
+        names = [name for name, p in self.parameters.items() if p.grad is not None or self.written[name] is not None]
+        if not names:
+            return None
+        zero = {name: torch.zeros_like(self.parameters[name]) for name in names}
+        written = [_or(self.written[name], zero[name]) for name in names]
+        before = [_or(self.before[name], zero[name]) for name in names]
+        gradients = [_or(self.parameters[name].grad, zero[name]) for name in names]
+        own, apart = _apart(written, before), _apart(gradients, written)
+        whole = own.norm()
+        if not bool(whole.isfinite()):
+            return None
+        excess = (apart - (OWN * own + ALL * whole)).nan_to_num(nan=torch.inf)
+        if precise is not None and bool(excess.max() > 0):
+            excess = excess - ROUNDED * self._rounding(precise, names, written)
+        worst = int(excess.argmax())
+        if bool(excess[worst] <= 0):
+            return None
+        share = float(apart[worst] / own[worst].clamp(min=1e-30))
+        return f"the gradient of {names[worst]} is {share:.3g} times its norm away from that of the pass as written"
+
+    def _rounding(self, precise: Callable[[], object], names: Sequence[str], written: list[Tensor]) -> Tensor | float:
+        """Returns how far from the pass as written each gradient is where less is rounded; 0 where there is no memory to tell."""
+        gradients = self._gradients()
+        self._put(self.before)
+        try:
+            with self._drawing_alike():
+                precise()
+            exact = [_or(self.parameters[name].grad, torch.zeros_like(x)) for name, x in zip(names, written, strict=True)]
+            return _apart(exact, written).nan_to_num(nan=0.0, posinf=0.0)
+        except torch.OutOfMemoryError:
+            return 0.0
+        finally:
+            self._put(gradients)
+
+    def _drawing_alike(self) -> AbstractContextManager[None]:
+        """What runs inside leaves the random generators as they were."""
+        devices = {p.device.index or 0 for p in self.parameters.values() if p.device.type == "cuda"}
+        return torch.random.fork_rng(devices=sorted(devices))
+
+    def take_written(self) -> None:
+        """Puts the gradients of the pass as written in the place of those that have come since."""
+        self._put(self.written)
+
+    def forget(self, *, put_back: bool = False) -> None:
+        """Lets go of the gradients that were kept; `put_back`: those of before the pass take the place of what came since."""
+        if put_back and self.before:
+            self._put(self.before)
+        self.before, self.written = {}, {}
+
+    def _gradients(self) -> dict[str, Tensor | None]:
+        return {name: None if p.grad is None else p.grad.detach().clone() for name, p in self.parameters.items()}
+
+    def _put(self, gradients: Mapping[str, Tensor | None]) -> None:
+        """In the same tensors where there are some: a graph adds to those for ever."""
+        for name, p in self.parameters.items():
+            kept = gradients[name]
+            if p.grad is None or kept is None:
+                p.grad = None if kept is None else kept.clone()
+            else:
+                p.grad.copy_(kept)
+
+
+def _or(x: Tensor | None, other: Tensor) -> Tensor:
+    return other if x is None else x.detach()
+
+
+def _apart(some: list[Tensor], others: list[Tensor]) -> Tensor:
+    """Returns the norm of each difference."""
+    return torch.stack(torch._foreach_norm(torch._foreach_sub(some, others))).double()

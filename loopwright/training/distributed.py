@@ -80,17 +80,16 @@ class Processes:
         """Raises a ValueError, in every process, where plain data are not the same in all of them: what differs, and in which."""
         digest = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
         if len(set(self._of_all(digest))) > 1:
-            found = list(islice(differences(self._of_all(facts)), NAMED))
-            told = "; ".join(f"{path} is {_by_rank(values)}" for path, values in found)
-            raise ValueError(
-                f"launch: the processes of this run differ: {told}; start all with one recipe, on the same data, files and versions"
-            )
+            differing = list(islice(differences(self._of_all(facts)), NAMED))
+            which = "; ".join(f"{path} is {_by_rank(values)}" for path, values in differing)
+            remedy = "start all with one recipe, on the same data, files and versions"
+            raise ValueError(f"launch: the processes of this run differ: {which}; {remedy}")
 
     def _of_all(self, mine: Any) -> list[Any]:
         """Returns an object of each process, by rank."""
-        found: list[Any] = [None] * self.world
-        dist.all_gather_object(found, mine)
-        return found
+        values: list[Any] = [None] * self.world
+        dist.all_gather_object(values, mine)
+        return values
 
     def wait(self) -> None:
         """Returns when all processes have come here."""

@@ -1,20 +1,15 @@
-"""The steps of a gradient, and how one of them runs again exactly as it ran: from the same state, with the same random numbers
-and the same autocast.
+"""How the loop's gradient is computed: with every step kept, the state before each step, a few states out of many, or, at a fixed
+point, from one step as if the loop had run forever.
 
-How the loop keeps what its gradient needs: everything, the state before each step, or a few states out of many.
+A rematerialised step runs again in the backward pass exactly as it ran, from the same state, with the same random numbers and the
+same autocast: the same sums in the same order, so the gradients are bitwise those of the plain loop on a CPU, and equal to rounding
+on a GPU. One step at a time that is torch's checkpoint. The tree, which holds fewer states, has its own autograd function: there a
+parameter that one step reads more than once, the same values at every step (the step size of the diagonal injection), has its
+shares summed within the step first, and agrees to rounding. Autocast's copies of the weights are made anew for each step (see
+`forget_casts`), in the plain loop too. The last step of a rollout is differentiated first, so it is kept whole.
 
-A rematerialised step runs again in the backward pass from the state it took in: the same sums in the same order, so the gradients
-are bitwise those of the plain loop on a CPU, and equal to rounding on a GPU. One step at a time that is torch's checkpoint. The
-tree, which holds fewer states, has its own autograd function: there a parameter that one step reads more than once, the same
-values at every step (the step size of the diagonal injection), has its shares summed within the step first, and agrees to
-rounding. Autocast's copies of the weights are made anew for each step (see `forget_casts`), in the plain loop too.
-
-The last step of a rollout is not among these: it is differentiated first, so it is kept whole.
-
-The gradient at a fixed point, as if the loop had run forever: one step is differentiated, however many were run.
-
-At s = Φ(s, e; θ) the gradient is (∂Φ/∂θ)ᵀ (1 − Jᵀ)⁻¹ g with J = ∂Φ/∂s and g = ∂L/∂s. The inverse is the Neumann series
-Σ_k (Jᵀ)^k g, cut after `terms` terms; what is left out shrinks like ρ(J)^terms. Away from a fixed point the formula means
+At a fixed point s = Φ(s, e; θ) the gradient is (∂Φ/∂θ)ᵀ (1 − Jᵀ)⁻¹ g with J = ∂Φ/∂s and g = ∂L/∂s. The inverse is the Neumann
+series Σ_k (Jᵀ)^k g, cut after `terms` terms; what is left out shrinks like ρ(J)^terms. Away from a fixed point the formula means
 nothing, so it is refused there.
 """
 
@@ -40,6 +35,8 @@ from loopwright.schema import check_whole
 
 # what runs before or after the loop; all else may belong to a step, and a new part of the model does until it is named here
 OUTSIDE = ("embed_tokens", "embed_positions", "embed_norm", "prelude", "state", "coda", "norm", "halting", "lm_head")
+
+LIMIT = 1e-3  # of ‖Φ(s) − s‖ / ‖s‖ in the worst row: beyond it a state is no fixed point
 
 
 def step_parameters(model: LoopedForCausalLM) -> list[nn.Parameter]:
@@ -132,7 +129,7 @@ class Recompute:
 
     @contextmanager
     def again(self, start: Start) -> Iterator[None]:
-        """What runs inside finds the random and the autocast state that the step at `start` found; what runs after, its own."""
+        """Restores the random and the autocast state of the original step while it is recomputed, then puts the caller's back."""
         kind, dtype, enabled, cached = self.autocast
         now = None if start.random is None else random_state(self.device)
         try:
@@ -187,9 +184,6 @@ def set_random_state(device: torch.device, state: Tensor) -> None:
         torch.set_rng_state(state)
     else:
         torch.get_device_module(device).set_rng_state(state, device)
-
-
-LIMIT = 1e-3  # of ‖Φ(s) − s‖ / ‖s‖, in the worst row
 
 
 class Implicit:

@@ -133,12 +133,12 @@ class GraphedWork:
             return self.work(tensors, *fixed)
         self.seen.add(key)
         with self.aside():
-            made = self._replay(self.graphs[key], leaves) if self.replaying else self.work(tensors, *fixed)
+            result = self._replay(self.graphs[key], leaves) if self.replaying else self.work(tensors, *fixed)
         if not self.asked and not self.graphs:  # now, so that gradients need not be kept until the next pass
             why = self._lack_of_room()
             if why is not None:
                 self.give_up(why)
-        return made
+        return result
 
     @contextmanager
     def aside(self) -> Iterator[None]:

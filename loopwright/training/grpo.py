@@ -1,9 +1,8 @@
 """GRPO: the model samples completions of its prompts, a reward judges them, and what was better than its group becomes likelier.
 
-TRL runs it (`train/trl/`); what stands here is what the recipe says, and the likelihood that a looped model gives a completion.
-
-What a completion is worth: a number for each one that the model has sampled. `lw.register("reward", name)` takes a function or a
-class of the user's own; what it raises, or a number that is not finite, ends the run with one line.
+TRL runs it (`training/trl_trainer.py`); what stands here is what the recipe says, rewards, prompts, and the likelihood that a
+looped model gives a completion. `lw.register("reward", name)` takes a function or a class of the user's own, which gives a number
+for each completion. What it raises, or a number that is not finite, ends the run with one line.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import copy
 import importlib.util
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from typing import Any, NamedTuple
@@ -21,7 +20,9 @@ import torch
 from torch import Tensor
 
 from loopwright.data.batch import IGNORED, BatchSource, Order, Splits
+from loopwright.generation.readings import split_rows
 from loopwright.model.causal_lm import LoopedForCausalLM
+from loopwright.model.parts.state import mix, row_seeds, signed
 from loopwright.schema import Kinds, build_kind, check_kind, check_number, check_whole
 from loopwright.training.objectives.readout import (
     StepWeights,
@@ -251,7 +252,7 @@ class Likelihoods(NamedTuple):
     entropy: Tensor
 
 
-def divergence(log_p: Tensor, reference: Tensor) -> Tensor:
+def kl_estimate(log_p: Tensor, reference: Tensor) -> Tensor:
     """Returns an estimate of KL(p ‖ p of the start) at tokens that p sampled, r − log r − 1 with r = p of the start / p: it is at
     least 0, and right in the mean (RLTT, eq. 7)."""
     ratio = reference - log_p
@@ -272,3 +273,48 @@ def longest_answer(source: BatchSource, rows: Tensor) -> int:
                 raise ValueError(f"{WHERE}: row {row} of the training data has {count} answers; allowed: one, after its prompt")
         longest = max(longest, int(asked.sum(1).max()))
     return longest
+
+
+class Prompts:
+    """The training rows of a dataset: what stands before the first target is the prompt, the targets are the answer."""
+
+    def __init__(self, splits: Splits) -> None:
+        self.splits = splits
+        self._held: dict[int, tuple[list[int], list[int]]] = {}
+
+    def prompt(self, row: int) -> list[int]:
+        """Returns the tokens of a prompt."""
+        return self._row(row)[0]
+
+    def answer(self, row: int) -> list[int]:
+        """Returns the tokens of the data's answer, its end included."""
+        return self._row(row)[1]
+
+    def text(self, ids: Sequence[int]) -> str:
+        """Returns tokens as text, without control tokens."""
+        return self.splits.tokenizer.decode(ids, skip_special_tokens=True)
+
+    def _row(self, row: int) -> tuple[list[int], list[int]]:
+        if row not in self._held:
+            if len(self._held) > 4096:
+                self._held.clear()
+            prompts, answers = split_rows(self.splits.train.batch([row]))
+            self._held[row] = prompts[0].tolist(), answers[0].tolist()
+        return self._held[row]
+
+
+def cut(written: Tensor, ends: Collection[int]) -> list[list[int]]:
+    """Returns each row up to its first end token, that one included."""
+    rows = written.tolist()
+    return [row[: next((place + 1 for place, token in enumerate(row) if token in ends), len(row))] for row in rows]
+
+
+def prompt_seeds(seed: int, update: int, ids: Tensor, mask: Tensor) -> Tensor:
+    """Returns a seed for each prompt of an update [B], from its tokens [B, T] where the mask says that they are real.
+
+    Sampling, policy and reference find it again in any order of rows: a ratio of their likelihoods is that of one start. The
+    completions of a group share it, so that none is better by its start.
+    """
+    places = mask.long().cumsum(1)
+    words = mix(ids.long() * signed(0x9E3779B97F4A7C15) + places * signed(0xD1342543DE82EF95)) * mask.long()
+    return mix(words.sum(1) + row_seeds(seed, torch.tensor([update], device=ids.device)))

@@ -141,23 +141,23 @@ def _loaded(source: str, dtype: str) -> LoopedForCausalLM:
     return model
 
 
-def _more_layers(there: dict[str, Tensor], before: int, after: int) -> dict[str, Tensor]:
+def _more_layers(tensors: dict[str, Tensor], before: int, after: int) -> dict[str, Tensor]:
     """Returns the tensors with the layers of the core several times over, where that gives so many."""
     times = after // before if before and after % before == 0 else 1
-    copies = dict(there)
-    for name, x in there.items():
+    copies = dict(tensors)
+    for name, x in tensors.items():
         if name.startswith("core."):
             _, layer, rest = name.split(".", 2)
             copies |= {f"core.{int(layer) + k * before}.{rest}": x for k in range(1, times)}
     return copies
 
 
-def _more_steps(there: dict[str, Tensor], wanted: dict[str, Tensor], before: int | None, after: int | None) -> dict[str, Tensor]:
+def _more_steps(tensors: dict[str, Tensor], wanted: dict[str, Tensor], before: int | None, after: int | None) -> dict[str, Tensor]:
     """Returns the tensors with their tables of one row per step grown to those of more steps, the new rows like the last one."""
     if before is None or after is None or after <= before:
-        return there
-    grown = dict(there)
-    for name, x in there.items():
+        return tensors
+    grown = dict(tensors)
+    for name, x in tensors.items():
         sizes = zip(x.shape, wanted[name].shape, strict=True) if name in wanted and x.dim() == wanted[name].dim() else ()
         odd = [(dim, pair) for dim, pair in enumerate(sizes) if pair[0] != pair[1]]
         if len(odd) == 1 and odd[0][1] == (before, after):

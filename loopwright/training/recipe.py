@@ -28,8 +28,7 @@ from loopwright.training.gradient import REMATS
 from loopwright.training.model import MODELS
 from loopwright.training.objectives.losses import OBJECTIVES
 from loopwright.training.objectives.penalties import PENALTIES, Weighted
-from loopwright.training.optim import AVERAGES, SCHEDULES
-from loopwright.training.optimisers import OPTIMISERS
+from loopwright.training.optim import AVERAGES, OPTIMISERS, SCHEDULES
 from loopwright.training.tracking import TRACKERS
 from loopwright.untrusted import read_text, shown
 

@@ -1,12 +1,7 @@
-"""The log of a run: JSON lines that only grow. A checkpoint marks how long the log was and its sha256, so that edits are found.
+"""What a run tells: its log, the lines and the bar of a terminal, its speed, and how it ended. Also how Ctrl-C stops it.
 
-Progress of a run: nothing, or a terminal with a progress bar. Also Ctrl-C.
-
-How fast a run is, beside what the device could do: model FLOPs a second, their share of the peak (MFU), peak memory.
-
-Records of a run: what was passed to it, how far it is, how it ended.
-
-Spikes of a training loss.
+The log is JSON lines that only grow; a checkpoint marks how long it was and its sha256, so that edits are found. Speed is told
+beside what the device could do: model FLOPs a second, their share of the peak (MFU), peak memory.
 """
 
 from __future__ import annotations
@@ -25,7 +20,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from types import FrameType
-from typing import IO, TYPE_CHECKING, Any, Protocol
+from typing import IO, TYPE_CHECKING, Any
 
 import torch
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeRemainingColumn
@@ -116,11 +111,6 @@ def marked(row: Mapping[str, Any]) -> str:
     return "" if row.get("likelihood", True) else f" ({NOT_A_LIKELIHOOD})"
 
 
-def untimed(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a row without what a clock decided."""
-    return {key: value for key, value in row.items() if key not in TIMING_KEYS}
-
-
 def _marked_bytes(path: Path, mark: Mapping[str, Any]) -> bytes:
     """Returns the part of the log that a checkpoint marked; raises where it is not as it was."""
     data = path.read_bytes()
@@ -170,8 +160,45 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-class ProgressReporter(Protocol):
-    """What the loop tells while it runs."""
+@dataclass(frozen=True)
+class Objects:
+    """What was passed from Python in the place of the recipe's kinds; None where the recipe builds it."""
+
+    model: LoopedForCausalLM | None = None
+    data: Splits | None = None
+    objective: Any = None
+
+
+@dataclass
+class Progress:
+    """How far a run is: plain numbers, all of what a checkpoint needs beside tensors.
+
+    `rows`, `tokens` and `targets` count what was read, also by updates that were then skipped.
+    """
+
+    update: int = 0
+    rows: int = 0
+    tokens: int = 0
+    targets: int = 0
+    skipped: int = 0
+    skipped_in_a_row: int = 0
+    solved_at: int | None = None
+    best_loss: float | None = None
+    best_update: int | None = None
+    best_by: str = "loss"  # the number of a validation that it is the best by
+
+    def count(self, finite: bool, *, rows: int, tokens: int, targets: int) -> None:
+        """Counts one update, skipped where its loss or gradient was not finite."""
+        self.update += 1
+        self.rows += rows
+        self.tokens += tokens
+        self.targets += targets
+        self.skipped += not finite
+        self.skipped_in_a_row = 0 if finite else self.skipped_in_a_row + 1
+
+
+class ProgressReporter:
+    """What the loop tells while it runs. This one says nothing."""
 
     def note(self, text: str) -> None:
         """One line that a person should read."""
@@ -195,7 +222,7 @@ class ProgressReporter(Protocol):
         """At the very end, however the run ended."""
 
 
-class Silent:
+class Silent(ProgressReporter):
     """Says nothing; keeps the notes."""
 
     def __init__(self) -> None:
@@ -205,26 +232,8 @@ class Silent:
         """Keeps the line."""
         self.notes.append(text)
 
-    def prepare(self, what: str, done: int, total: int | None) -> None:
-        """Nothing."""
 
-    def start(self, recipe: Recipe, run: RunFolder, progress: Progress) -> None:
-        """Nothing."""
-
-    def update(self, row: dict[str, Any], progress: Progress, seconds: float) -> None:
-        """Nothing."""
-
-    def validation(self, seen: dict[str, Any], progress: Progress) -> None:
-        """Nothing."""
-
-    def end(self, progress: Progress, saved: Path, *, stopped: bool) -> None:
-        """Nothing."""
-
-    def close(self) -> None:
-        """Nothing."""
-
-
-class Terminal:
+class Terminal(ProgressReporter):
     """A bar with loss, depth, ρ, tokens a second and the time left; plain lines with the same when stderr is not a terminal."""
 
     def __init__(self, label: str = "train", *, every: float = 10.0) -> None:
@@ -326,9 +335,9 @@ def in_words(seconds: float) -> str:
     return f"{whole // 3600:,} h {whole % 3600 // 60} min"
 
 
-def truncation_in_words(found: dict[str, Any]) -> str:
+def truncation_in_words(truncation: dict[str, Any]) -> str:
     """Returns what a truncated gradient leaves out, as far as the shrinking of the steps tells."""
-    k, factor, depth = found["grad_steps"], found["contraction"], found["depth"]
+    k, factor, depth = truncation["grad_steps"], truncation["contraction"], truncation["depth"]
     left = f"about {factor:.3f}^{k} = {factor**k:.1e} of it is left out" if factor < 1 else "what is left out does not shrink"
     return f"the gradient flows through the last {k} steps; at depth {depth} a step is {factor:.3f} of the one before, so {left}"
 
@@ -456,13 +465,13 @@ def spikes(losses: Sequence[float | None], deviations: float = DEVIATIONS, befor
     them. Losses that are not finite (of updates that were skipped) are left out."""
     finite = [(place, loss) for place, loss in enumerate(losses) if loss is not None and math.isfinite(loss)]
     values = [loss for _, loss in finite]
-    found = []
+    places = []
     for i in range(before, len(values)):
         last = values[i - before : i]
         mean = sum(last) / before
         if values[i] > mean + deviations * math.sqrt(sum((x - mean) ** 2 for x in last) / before):
-            found.append(finite[i][0])
-    return found
+            places.append(finite[i][0])
+    return places
 
 
 def spikes_in_words(updates: Sequence[int]) -> str:
@@ -470,43 +479,6 @@ def spikes_in_words(updates: Sequence[int]) -> str:
     listed = ", ".join(map(str, updates[:8])) + (" …" if len(updates) > 8 else "")
     spiked = "1 spike" if len(updates) == 1 else f"{len(updates)} spikes"
     return f"{spiked} of the loss (above the {BEFORE} updates before by more than {DEVIATIONS:g} deviations), at update {listed}"
-
-
-@dataclass(frozen=True)
-class Objects:
-    """What was passed from Python in the place of the recipe's kinds; None where the recipe builds it."""
-
-    model: LoopedForCausalLM | None = None
-    data: Splits | None = None
-    objective: Any = None
-
-
-@dataclass
-class Progress:
-    """How far a run is: plain numbers, all of what a checkpoint needs beside tensors.
-
-    `rows`, `tokens` and `targets` count what was read, also by updates that were then skipped.
-    """
-
-    update: int = 0
-    rows: int = 0
-    tokens: int = 0
-    targets: int = 0
-    skipped: int = 0
-    skipped_in_a_row: int = 0
-    solved_at: int | None = None
-    best_loss: float | None = None
-    best_update: int | None = None
-    best_by: str = "loss"  # the number of a validation that it is the best by
-
-    def count(self, finite: bool, *, rows: int, tokens: int, targets: int) -> None:
-        """Counts one update, skipped where its loss or gradient was not finite."""
-        self.update += 1
-        self.rows += rows
-        self.tokens += tokens
-        self.targets += targets
-        self.skipped += not finite
-        self.skipped_in_a_row = 0 if finite else self.skipped_in_a_row + 1
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from loopwright.data.batch import Batch, Splits
 from loopwright.model.backbone import StepRunner
@@ -33,8 +34,8 @@ class Plan:
 @dataclass(frozen=True)
 class Rollout:
     """Where a batch went. `states` are those after the steps with a gradient, the last one last, or where only the last was
-    asked for, that one; `before` is what the last step took in; `probe` is what a penalty that rode along in the last step
-    brought back."""
+    asked for, that one; `before` is what the last step took in; `probe` is what a penalty that is computed in the last
+    step found."""
 
     batch: Batch
     plan: Plan
@@ -105,7 +106,7 @@ class Called(Objective):
 class Penalty:
     """A number that training makes small. Abstract: a kind is (model, rollout) → number, a mean over rows."""
 
-    in_last_step: bool = False  # whether it rides along in the last step: a kind that does offers `run_last_step`
+    in_last_step: bool = False  # whether it is computed in the last step: such a kind offers `run_last_step`
 
     def __call__(self, model: LoopedForCausalLM, rollout: Rollout) -> Tensor:
         """Returns the penalty of a rollout."""
@@ -160,3 +161,15 @@ def rollout(
     else:
         last, probe = hook.run_last_step(step, before, e, depth - 1, p, batch, plan.update)
     return Rollout(batch, plan, e, p, start, [*states, last] if keeps == "every" else [last], before, step, probe)
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """The model without dropout; afterwards every module is in the mode it was in."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode

@@ -1,17 +1,13 @@
-"""What a run consists of, built from its recipe: model, data, optimiser, schedule, generators.
+"""The live objects of a run, built from its recipe: model, data, objective, optimiser, schedule, generators.
 
-A run's way to disk and back: what a checkpoint says of how the run was made, and how a run goes on from it.
-
-The card of a run's checkpoints: what was trained on what, and what the last validation measured at each depth.
+`TrainingModule` is the module whose forward pass is the objective: what distributed wrappers hook, since they only see `forward`.
 """
 
 from __future__ import annotations
 
-import json
-import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,44 +15,41 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from loopwright.checkpoints.save import command_line, model_card, put_card, without_folders
 from loopwright.checkpoints.weights import load_tensors
 from loopwright.data.batch import Batch, Order, Splits
 from loopwright.data.build import build_data, check_vocab
 from loopwright.generation.readings import check_depths
 from loopwright.metrics.score import METRICS, Metric
+from loopwright.model.backbone import StepRunner
 from loopwright.model.causal_lm import LoopedForCausalLM
 from loopwright.model.config import LoopedConfig
 from loopwright.model.parts.state import row_seeds
-from loopwright.registry import file_digests, noted_files
-from loopwright.schema import build_kind, write_yaml
-from loopwright.storage.files import read_json, write_json, write_whole
-from loopwright.storage.manifest import MANIFEST
-from loopwright.storage.run import ANEW, MADE, RunFolder, origin, saved
-from loopwright.training.checkpoint import base_references, latest_good, load_weights, model_tensors, save_checkpoint
-from loopwright.training.compile import CompileComparison, Failed, choose
+from loopwright.registry import noted_files
+from loopwright.schema import build_kind
+from loopwright.storage.files import write_json, write_whole
+from loopwright.storage.run import ANEW, RunFolder, origin
+from loopwright.training.checkpoint import (
+    as_built,
+    base_references,
+    digest_of_model,
+    load_weights,
+    model_tensors,
+)
+from loopwright.training.compile import CompileComparison, CompiledStacks, CompiledStep, Failed, has_block_attention, should_compile
 from loopwright.training.depth import RULES, DepthRule
 from loopwright.training.distributed import Processes
-from loopwright.training.gradient import REMATS, draws
+from loopwright.training.gradient import REMATS, Remat, draws
 from loopwright.training.graphs import LEAVES, GraphedWork, foreign, obstacle, unsuited
-from loopwright.training.made_of import (
-    as_built,
-    check_same_config,
-    check_same_objects,
-    check_same_parts,
-    digest_of_files,
-    digest_of_model,
-)
 from loopwright.training.model import model_of_run
-from loopwright.training.module import Share, TrainingModule, Weights
 from loopwright.training.objectives.losses import OBJECTIVES
 from loopwright.training.objectives.penalties import PENALTIES, Weighted
-from loopwright.training.optim import AVERAGES, SCHEDULES, cut_short
-from loopwright.training.optimisers import OPTIMISERS, Optimiser, clip, whole
+from loopwright.training.optim import AVERAGES, OPTIMISERS, SCHEDULES, Optimiser, clip, cut_short, whole
 from loopwright.training.recipe import Recipe, first_difference, read_recipe, written
-from loopwright.training.report import Log, Objects, Progress, ProgressReporter, Speedometer, last_row, marked
-from loopwright.training.rollout import Called, Objective, Plan
+from loopwright.training.report import Objects, Progress, ProgressReporter, Speedometer
+from loopwright.training.rollout import Called, Objective, Plan, rollout
 from loopwright.training.trainable import check_trainable, depth_generator, drawn_plans, out_of_reach
+
+Weights = Sequence[float | Tensor | None]  # what each penalty counts for at an update; None: not at all, not computed
 
 
 @dataclass(frozen=True)
@@ -74,6 +67,70 @@ class Prefetched:
 
     drawn: UpdateBatches
     depths: Tensor
+
+
+@dataclass(frozen=True)
+class Share:
+    """Which share of an update a batch is: of its targets, which objectives average over, and of its rows, for penalties."""
+
+    targets: float | Tensor = 1.0
+    rows: float | Tensor = 1.0
+
+
+class TrainingModule(nn.Module):
+    """A model with what it is trained for. (batch, plan, share, weights) → (loss, metrics).
+
+    All of them count as the share of the update that the batch is: summed over the batches and processes of an update they are
+    the means of the whole, however unevenly the targets fell to the batches.
+    """
+
+    def __init__(
+        self,
+        model: LoopedForCausalLM,
+        objective: Any,
+        penalties: Sequence[Weighted] = (),
+        *,
+        remat: str | Remat = "none",
+        compiled: bool = False,
+    ) -> None:
+        super().__init__()
+        names = [penalty.name for penalty in penalties]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:  # they would share a name in the log, and the hook of the last step
+            raise ValueError(f"penalties: {twice[0]} stands there twice; allowed: each kind once")
+        self.model = model
+        self.objective = objective
+        self.penalties = list(penalties)
+        self.remat = remat
+        self.step: StepRunner = model.step
+        self.stacks: CompiledStacks | None = None
+        if compiled:
+            # penalties take the step apart in ways that attention by blocks has no derivative for
+            blocks = not self.penalties and has_block_attention(model)
+            self.step, self.stacks = CompiledStep(model), CompiledStacks(model, block_masks=blocks)
+
+    def leave_compiled(self) -> None:
+        """Runs as written from now on."""
+        self.step, self.stacks = self.model.step, None
+
+    def forward(
+        self, batch: Batch, plan: Plan, share: Share | None = None, weights: Weights = ()
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        share = share or Share()
+        active = [(penalty, weight) for penalty, weight in zip(self.penalties, weights, strict=False) if weight is not None]
+        hooks = [penalty.hook for penalty, _ in active if penalty.hook is not None]
+        path = rollout(
+            self.model, batch, plan,
+            step=self.step, stacks=self.stacks, remat=self.remat, keeps=self.objective.reads, hook=hooks[0] if hooks else None,
+        )  # fmt: skip
+        loss, metrics = self.objective(self.model, path)
+        loss, metrics = loss * share.targets, {name: value * share.targets for name, value in metrics.items()}
+        metrics["objective"] = loss.detach()
+        for penalty, weight in active:
+            value = penalty.penalty(self.model, path) * share.rows
+            loss = penalty.combine(loss, value, weight)
+            metrics[penalty.name] = value.detach()
+        return loss, metrics
 
 
 class Job:
@@ -107,9 +164,9 @@ class Job:
             processes.check_same({**self.made_of, "model": digest_of_model(self.model)})
         self.metrics: dict[str, Metric] = {spec["kind"]: build_kind(spec, METRICS) for spec in recipe.validate.metrics}
         self.penalties = [Weighted.build(spec, PENALTIES) for spec in recipe.penalties]
-        self.compiled, said = choose(recipe.compile, self.device, alike=self.splits.alike)
-        if said is not None:
-            reporter.note(said)
+        self.compiled, message = should_compile(recipe.compile, self.device, alike=self.splits.alike)
+        if message is not None:
+            reporter.note(message)
         remat = build_kind(recipe.remat_spec, REMATS)
         if objective.reads == "every" and remat.where_all_are_kept is not None:
             reporter.note(
@@ -279,10 +336,10 @@ class Job:
     def _leave(self, how: str) -> None:
         """Leaves the form of passes that differs from them as written, and says so; one that was asked for ends the run."""
         option, form = ("graph", "replayed") if self.replaying else ("compile", "compiled")
-        told = f"{option}: in a {form} pass {how} (torch {torch.__version__})"
+        message = f"{option}: in a {form} pass {how} (torch {torch.__version__})"
         if getattr(self.recipe, option) is True:
-            raise ValueError(f"{told}; {option}: false trains without it")
-        self.note(f"{told}; passes are not {form} from here on")
+            raise ValueError(f"{message}; {option}: false trains without it")
+        self.note(f"{message}; passes are not {form} from here on")
         if self.replayed is not None and self.replaying:
             self.replayed.give_up("their gradients would not be right")
         else:
@@ -324,9 +381,9 @@ class Job:
         (loss * self.processes.world).backward()  # wrappers average over processes, and shares are to be summed
         return loss.detach(), metrics
 
-    def _backward_given(self, given: dict[str, Any], depth: int, grad_steps: int) -> tuple[Tensor, dict[str, Tensor]]:
+    def _backward_given(self, inputs: dict[str, Any], depth: int, grad_steps: int) -> tuple[Tensor, dict[str, Tensor]]:
         """The same on plain tensors, and on what decides the shape of the work: the form that can be captured."""
-        return self._backward(Batch(**given["batch"]), Plan(depth, grad_steps), Share(*given["share"]), given["weights"])
+        return self._backward(Batch(**inputs["batch"]), Plan(depth, grad_steps), Share(*inputs["share"]), inputs["weights"])
 
     def release(self) -> None:
         """Gives back at the end of a run what its graphs hold: they and the job refer to each other, so memory would wait for the
@@ -428,170 +485,3 @@ def start_job(
         write_json(run.origin, origin())
         write_whole(run.recipe, written(replace(recipe, imported=noted_files())))
     return job
-
-
-_SHOWN = ("model", "data", "updates", "batch", "depth", "objective", "penalties", "average", "precision", "seed")
-
-
-def run_card(config: LoopedConfig, recipe: Recipe, run: RunFolder, progress: Progress) -> str:
-    """Returns the card of a checkpoint after so many updates."""
-    data = without_folders(recipe.data_of())
-    recipe_text = write_yaml({name: data[name] for name in _SHOWN if data[name] not in (None, [])})
-    seen = f"{progress.tokens:,} tokens in {progress.rows:,} rows"
-    training = f"{progress.update:,} of {recipe.updates:,} updates, {seen}.\n\n```yaml\n{recipe_text}```"
-    row = last_row(run.log, "valid")
-    sections = {"Training": training} | ({} if row is None else {"Results by depth": by_depth(row)}) | versions_section(run)
-    return model_card(config, title=recipe.about, sections=sections)
-
-
-def by_depth(row: Mapping[str, Any]) -> str:
-    """Returns what a validation measured as a table: a row per depth, a column per number that was measured."""
-    measured = {int(depth): scores for depth, scores in row["valid"].items()}
-    names = [name for name in next(iter(measured.values())) if any(scores.get(name) is not None for scores in measured.values())]
-    lines = [f"| depth | {' | '.join(names)} |", "|" + "---|" * (len(names) + 1)]
-    for depth, scores in sorted(measured.items()):
-        cells = ["–" if scores.get(name) is None else f"{scores[name]:.4f}" for name in names]
-        lines.append(f"| {depth} | {' | '.join(cells)} |")
-    return f"The validation split after {row['update'] + 1:,} updates{marked(row)}.\n\n" + "\n".join(lines)
-
-
-def versions_section(run: RunFolder) -> dict[str, str]:
-    """Returns the section on how the run was made, as its origin.json has it; nothing where that cannot be read."""
-    try:
-        origin = read_json(run.origin)
-    except (OSError, ValueError):
-        return {}
-    if isinstance(origin.get("command"), str):
-        origin["command"] = _shown_command(origin["command"])
-    names = ("loopwright", "commit", "torch", "transformers", "devices", "command")
-    return {"Made with": "\n".join(f"- {name}: `{_plain(origin[name])}`" for name in names if origin.get(name))}
-
-
-def _shown_command(command: str) -> str:
-    try:
-        words = shlex.split(command)
-    except ValueError:  # no closing quote: an edited file
-        return ""
-    return command_line(words) if words else ""
-
-
-def _plain(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
-
-
-OTHERWISE = "not made as before"  # how the note on a run begins that does not go on bit for bit
-
-
-def resume_job(job: Job, run: RunFolder, reporter: ProgressReporter) -> tuple[Progress, dict[str, Any] | None]:
-    """Puts the newest good checkpoint into a run's objects; returns how far it was, and its mark of the log (None: no log yet)."""
-    try:
-        checkpoint, damaged = latest_good(run.checkpoints)
-    except FileNotFoundError:
-        job.processes.check_same({"the checkpoint": "none"})
-        reporter.note("no checkpoint yet: the run starts again from its first update")
-        return Progress(), None
-    job.processes.check_same({"the checkpoint": f"{checkpoint.update} ({digest_of_files([checkpoint.folder / MANIFEST])})"})
-    for line in damaged:
-        reporter.note(f"skipped a damaged checkpoint: {line}")
-    if not (checkpoint.folder / MADE).is_file():
-        raise ValueError(
-            f"{checkpoint.folder}: has no {MADE}, so an older version saved it; train with that version, or start a new run"
-        )
-    facts, rows = read_json(checkpoint.folder / MADE), len(job.splits.train)
-    if facts.get("rows", rows) != rows:  # an older version did not say
-        raise ValueError(
-            f"resume: train has {rows:,} rows now and had {facts['rows']:,} when {checkpoint.folder} was saved; "
-            "give the run its own data again, or start a new one"
-        )
-    if "rows" not in facts:
-        _refuse_older(job, checkpoint.folder)
-    check_same_parts(checkpoint.folder, facts.get("parts", {}))
-    check_same_config(checkpoint.folder, job.model.config)
-    if "of" in facts:
-        check_same_objects(checkpoint.folder, facts["of"], job.made_of)
-    else:
-        reporter.note("an older version saved this checkpoint without a digest of its data: that they are the same is not checked")
-    job.load(checkpoint.folder)
-    reporter.note(f"resumed from {checkpoint.folder} ({checkpoint.update} updates done)")
-    before, now = {"compiled": False, **facts["with"]}, made_with(job)
-    if "replayed" not in before:  # an older version, which replayed where it was asked to
-        before["replayed"] = read_recipe(run.recipe).graph is True
-    differs = [name for name in now if before.get(name) != now[name]]
-    if set(differs) <= {"compiled", "replayed"} and now["compiled"] and not before["compiled"] and job.recipe.compile is not True:
-        reporter.note("compile: auto leaves the model as it is written: it ran so until here (compile: true compiles it)")
-        job.leave_compiled()
-        now = made_with(job)
-        differs = [name for name in now if before.get(name) != now[name]]
-    if differs == ["replayed"] and job.replayed is not None and not job.replayed.asked:
-        job.replayed.give_up("so they ran until here, and so the run goes on bit for bit (graph: true replays them)")
-    elif differs:
-        told = "; ".join(f"{name}: {before.get(name)} then, {now[name]} now" for name in differs)
-        reporter.note(f"{OTHERWISE} ({told}): sums are rounded otherwise, so the run goes on alike, but not bit for bit")
-    job.start = facts.get("start", f"{ANEW} from update {checkpoint.update}")
-    if job.model.state.seeded and "start" not in facts:
-        reporter.note("until here every row began at one and the same noise; from here on each row of each update has its own")
-    if not run.log.is_file():
-        reporter.note(f"{run.log} is not there: it begins anew at update {checkpoint.update}")
-    return Progress(**checkpoint.state), facts["log"]
-
-
-def _refuse_older(job: Job, folder: Path) -> None:
-    """Raises where a run of version 0.2.0 or before would go on as another: with other windows of text or trained weights."""
-    again = "train with that version, or start a new run"
-    if getattr(job.splits.train, "documents", None) is not None:  # windows of text know theirs
-        raise ValueError(f"resume: {folder} is of a version whose windows of text did not overlap by a token; {again}")
-    model = job.recipe.model
-    if isinstance(model, Mapping) and model.get("system") == "relaxed" and "trains" not in model:
-        raise ValueError(f"resume: {folder} is of a version that trained the low-rank parts alone; give model.trains=parts")
-
-
-def made_with(job: Job) -> dict[str, Any]:
-    """Returns what decides how sums are rounded, beside the recipe: a run that goes on with the same goes on bit for bit."""
-    device = torch.cuda.get_device_name(job.device) if job.device.type == "cuda" else job.device.type
-    threads = torch.get_num_threads() if job.device.type == "cpu" else None
-    facts: dict[str, Any] = {"threads": threads, "processes": job.processes.world, "device": device, "compiled": job.compiled}
-    facts["replayed"] = job.replays
-    facts["torch"] = str(torch.__version__)
-    return facts
-
-
-def check_finite(weights: Mapping[str, Tensor], run: RunFolder, update: int, lr: float) -> None:
-    """Raises a ValueError where a parameter is not finite: it is not worth saving, and must not take a good checkpoint's place."""
-    odd = next((name for name, x in weights.items() if x.is_floating_point() and not bool(x.isfinite().all())), None)
-    if odd is None:
-        return
-    good = next(iter(saved(run.checkpoints)), None)
-    kept = "there is no checkpoint yet" if good is None else f"the newest checkpoint is {good}"
-    raise ValueError(f"update {update}: {odd} is not finite, so nothing is saved; {kept}; lower optim.lr (it is {lr:g}) or clip")
-
-
-def _saved_best(run: RunFolder, progress: Progress) -> int | None:
-    """The best update so far where it is, or is being, saved: validation goes on judging where a recipe does not save the best."""
-    best = progress.best_update
-    return best if best == progress.update or (run.checkpoints / f"{best or 0:08d}").is_dir() else None
-
-
-def save_job(job: Job, run: RunFolder, progress: Progress, log: Log | None) -> Path:
-    """Saves a run as it stands, its log first, and returns the checkpoint's folder. Parameters must be finite."""
-    weights, tensors = job.weights(), job.tensors()
-    check_finite(weights, run, progress.update, job.optimiser.lr)
-    if log is not None:  # in the main process
-        facts = {"log": log.mark(), "with": made_with(job), "rows": len(job.splits.train)}
-        facts |= {"of": job.made_of, "parts": file_digests()}
-        facts |= {"start": job.start} if job.model.state.seeded else {}
-        card = run_card(job.model.config, job.recipe, run, progress)
-
-        def beside(folder: Path) -> None:
-            write_json(folder / MADE, facts)
-            put_card(folder, card, before=run.checkpoints / f"{progress.update:08d}")
-            if job.splits.tokenizer is not None:
-                job.splits.tokenizer.save_pretrained(folder)
-
-        save_checkpoint(
-            run.checkpoints, progress.update,
-            model=job.model, weights=weights, tensors=tensors, state=asdict(progress),
-            best=_saved_best(run, progress), keep=job.recipe.save.keep, references=job.references,
-            beside=beside,
-        )  # fmt: skip
-    job.processes.wait()
-    return run.checkpoints / f"{progress.update:08d}"

@@ -147,10 +147,10 @@ def find_tracker(recipe: Recipe) -> Kind | None:
         return None
     tracker: Kind = build_kind(recipe.track_spec, TRACKERS)
     try:
-        there = importlib.util.find_spec(tracker.module) is not None
+        installed = importlib.util.find_spec(tracker.module) is not None
     except ValueError:  # a module without a spec: it is there
-        there = True
-    if not there:
+        installed = True
+    if not installed:
         raise ValueError(f"track: {tracker.module} is not installed; pip install {tracker.module}, or leave track out")
     return tracker
 

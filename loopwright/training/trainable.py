@@ -108,12 +108,12 @@ def shallowest(plans: Iterable[Plan]) -> list[Plan]:
     What acts from some step on acts in every deeper plan too, and what acts before the loop alone in every plan or in none of
     those that are cut. (A part that acts at one step alone may be out of reach of a deeper plan that is cut: the update says so.)
     """
-    found: dict[bool, Plan] = {}
+    plan_of: dict[bool, Plan] = {}
     for plan in plans:
         cut = plan.grad_steps < plan.depth
-        if cut not in found or plan.depth < found[cut].depth:
-            found[cut] = plan
-    return list(found.values())
+        if cut not in plan_of or plan.depth < plan_of[cut].depth:
+            plan_of[cut] = plan
+    return list(plan_of.values())
 
 
 def out_of_reach(depth: int, trained: Iterable[str]) -> ValueError:

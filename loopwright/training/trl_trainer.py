@@ -25,12 +25,11 @@ from trl import GRPOConfig, GRPOTrainer
 from loopwright.data.batch import IGNORED, Batch
 from loopwright.generation.readings import left_padded
 from loopwright.model.causal_lm import LoopedForCausalLM
-from loopwright.training.completions import Prompts, cut, prompt_seeds
-from loopwright.training.grpo import Grpo, Sample, divergence, judge, longest_answer
-from loopwright.training.module import TrainingModule
+from loopwright.training.grpo import Grpo, Prompts, Sample, cut, judge, kl_estimate, longest_answer, prompt_seeds
+from loopwright.training.loop import Updates
 from loopwright.training.objectives.readout import find_targets
 from loopwright.training.rollout import Plan, rollout
-from loopwright.training.updates import Updates
+from loopwright.training.run import TrainingModule
 
 # what TRL measures of an update, and its name in our log
 METRICS = {"reward": "reward", "reward_std": "reward_std", "entropy": "entropy", "kl": "kl", "completions/mean_length": "length",
@@ -215,7 +214,7 @@ class LoopedGRPO(GRPOTrainer):
             self.beta = beta
         if beta:
             mask = inputs["completion_mask"]
-            apart = divergence(self.last, inputs["ref_per_token_logps"]) * mask
+            apart = kl_estimate(self.last, inputs["ref_per_token_logps"]) * mask
             loss = loss + beta * (apart.sum(1) / mask.sum(1).clamp(min=1)).mean() / self.job.recipe.accumulate
             self._metrics["train"]["kl"].append(float((apart.sum() / mask.sum().clamp(min=1)).detach()))
         self.losses.append(loss.detach())

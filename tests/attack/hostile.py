@@ -33,8 +33,7 @@ from loopwright.training.depth import RULES
 from loopwright.training.gradient import REMATS
 from loopwright.training.objectives.losses import OBJECTIVES
 from loopwright.training.objectives.penalties import PENALTIES, Weighted
-from loopwright.training.optim import AVERAGES, SCHEDULES
-from loopwright.training.optimisers import OPTIMISERS
+from loopwright.training.optim import AVERAGES, OPTIMISERS, SCHEDULES
 from loopwright.training.recipe import read_recipe
 from tests.attack.mutate import BYTES, NASTY, as_json, damage, mutate
 from tests.attack.pool import WrongError

@@ -16,7 +16,7 @@ from loopwright.cli.results import evaluate
 from loopwright.evaluation.starts import StartReport
 from loopwright.storage.files import read_json, write_json
 from loopwright.storage.run import MADE
-from loopwright.training import run as resume
+from loopwright.training import checkpoint as resume
 from loopwright.training.loop import train
 from loopwright.training.report import Silent
 from tests.generation.tiny import save_model

@@ -19,9 +19,9 @@ from experiments.side_by_side import as_line, made_by
 from experiments.trained import Stopped, Trained, resumptions, train_once
 from loopwright.recipes import recipe
 from loopwright.training.objectives.losses import OBJECTIVES
-from loopwright.training.report import BEFORE, Progress, Silent, spikes, untimed
+from loopwright.training.report import BEFORE, Progress, Silent, spikes
 from loopwright.training.run import Job
-from tests.training.runs import RICH, Poisoned, small
+from tests.training.runs import RICH, Poisoned, small, untimed
 
 
 def trained(log: list[dict[str, Any]]) -> Trained:

@@ -19,7 +19,7 @@ from loopwright.metrics.spectrum import (
     turn_frequency,
 )
 from loopwright.metrics.states import token_cosines
-from loopwright.training.monitor import state_map
+from loopwright.training.validation import state_map
 from tests.cases import noisy
 
 

@@ -20,8 +20,7 @@ from loopwright.schema import build_kind
 from loopwright.training.gradient import REMATS
 from loopwright.training.loop import train
 from loopwright.training.objectives.losses import OBJECTIVES
-from loopwright.training.optim import SCHEDULES
-from loopwright.training.optimisers import OPTIMISERS
+from loopwright.training.optim import OPTIMISERS, SCHEDULES
 from loopwright.training.report import Silent
 from loopwright.training.rollout import Plan, rollout
 from tests.cases import noisy

@@ -18,8 +18,7 @@ from loopwright.recipes import recipe
 from loopwright.schema import build_kind
 from loopwright.training.depth import RULES
 from loopwright.training.objectives.losses import OBJECTIVES
-from loopwright.training.optim import SCHEDULES
-from loopwright.training.optimisers import OPTIMISERS, EllisAdam
+from loopwright.training.optim import OPTIMISERS, SCHEDULES, EllisAdam
 from loopwright.training.rollout import Plan, rollout
 from tests.cases import noisy
 from tests.data.words import save_words

@@ -29,8 +29,7 @@ from loopwright.retrofitting.systems import make_plan, systems
 from loopwright.schema import build_kind
 from loopwright.training.depth import RULES
 from loopwright.training.objectives.losses import OBJECTIVES
-from loopwright.training.optim import SCHEDULES
-from loopwright.training.optimisers import OPTIMISERS
+from loopwright.training.optim import OPTIMISERS, SCHEDULES
 from loopwright.training.rollout import Plan, rollout
 from loopwright.training.trainable import choose, drawn_plans
 from tests.cases import gap, golden_folders, noisy

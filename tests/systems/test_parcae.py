@@ -9,7 +9,7 @@ import torch.nn.functional as F
 import loopwright as lw
 from loopwright.model.parts.part import FIRST
 from loopwright.schema import build_kind
-from loopwright.training.optimisers import OPTIMISERS
+from loopwright.training.optim import OPTIMISERS
 from tests.systems.items import differs, same
 
 SYSTEM = "Parcae"

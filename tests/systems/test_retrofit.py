@@ -15,8 +15,7 @@ import loopwright as lw
 from loopwright.recipes import recipe
 from loopwright.schema import build_kind
 from loopwright.training.depth import RULES
-from loopwright.training.optim import SCHEDULES
-from loopwright.training.optimisers import OPTIMISERS
+from loopwright.training.optim import OPTIMISERS, SCHEDULES
 from tests.cases import noisy
 from tests.systems.items import differs, same
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import loopwright as lw
 from loopwright.data.batch import Batch
-from loopwright.training.grpo import Grpo, Likelihoods, divergence
+from loopwright.training.grpo import Grpo, Likelihoods, kl_estimate
 from loopwright.training.objectives.readout import find_targets
 from loopwright.training.rollout import Plan, rollout
 from tests.cases import noisy
@@ -76,9 +76,9 @@ def test_divergence() -> None:
     logs, before = (per_loop(each, answers())[0][-1] for each in (model, start))
     ratio = before - logs
     ours, theirs = (found(each, "uniform").last for each in (model, start))
-    assert torch.allclose(divergence(ours, theirs), ratio.exp() - ratio - 1, atol=1e-12, rtol=0)
+    assert torch.allclose(kl_estimate(ours, theirs), ratio.exp() - ratio - 1, atol=1e-12, rtol=0)
     mixed = [found(each, "uniform").credited for each in (model, start)]
-    assert float((divergence(*mixed) - divergence(ours, theirs)).abs().max()) > 1e-2  # a divergence of mixtures is another
+    assert float((kl_estimate(*mixed) - kl_estimate(ours, theirs)).abs().max()) > 1e-2  # a divergence of mixtures is another
     # over the vocabulary the mixture is no distribution, the last loop is one
     steps = torch.stack(model(answers().input_ids, depth=T, output_steps=True).step_logits).log_softmax(-1)
     sums = [float(x.exp().sum(-1).mean()) for x in (steps.mean(0), steps[-1])]

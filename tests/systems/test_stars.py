@@ -26,14 +26,13 @@ from loopwright.schema import build_kind
 from loopwright.storage.run import RunFolder
 from loopwright.training.depth import RULES
 from loopwright.training.distributed import join
-from loopwright.training.module import TrainingModule
 from loopwright.training.objectives.jacobian import JacobianPenalty, windows
 from loopwright.training.objectives.losses import Final
 from loopwright.training.objectives.penalties import PENALTIES, StateChange, Weighted
 from loopwright.training.optim import SCHEDULES
 from loopwright.training.report import Silent
 from loopwright.training.rollout import Plan, Rollout, rollout
-from loopwright.training.run import Job
+from loopwright.training.run import Job, TrainingModule
 from tests.cases import noisy
 from tests.systems.items import differs, same
 

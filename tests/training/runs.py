@@ -22,12 +22,12 @@ from loopwright.data.batch import Order
 from loopwright.model.causal_lm import LoopedForCausalLM
 from loopwright.schema import merge
 from loopwright.storage.files import read_json, write_json
+from loopwright.storage.run import MADE
 from loopwright.training.loop import train
 from loopwright.training.objectives.losses import OBJECTIVES, Final
 from loopwright.training.recipe import Recipe, make_recipe
-from loopwright.training.report import Progress, Run, Silent, read_log, untimed
+from loopwright.training.report import TIMING_KEYS, Progress, Run, Silent, read_log
 from loopwright.training.rollout import Rollout
-from loopwright.training.run import MADE
 
 PLAIN: dict[str, Any] = {
     "about": "a test",
@@ -64,6 +64,11 @@ OPTIMISERS = {
     "ellis-adam": {"kind": "ellis-adam", "lr": 2e-2, "weight_decay": 1e-4},
     "packed": {"kind": "muon", "lr": 3e-3, "adam_lr": 3e-3, "weight_decay": 0.01, "packed": True},
 }
+
+
+def untimed(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a row of a log without what a clock decided."""
+    return {key: value for key, value in row.items() if key not in TIMING_KEYS}
 
 
 def small(*changes: Mapping[str, Any]) -> Recipe:

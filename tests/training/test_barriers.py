@@ -124,7 +124,7 @@ def test_a_torch_of_other_names_leaves_the_model_as_written(monkeypatch: pytest.
     else:
         monkeypatch.setattr(TritonKernel, "codegen_body", other_torch)
     monkeypatch.setattr(compiled, "can_compile", lambda: True)
-    wanted, said = compiled.choose("auto", torch.device("cuda"), alike=True)
+    wanted, said = compiled.should_compile("auto", torch.device("cuda"), alike=True)
     assert not wanted and said is not None and "as it is written" in said and torch.__version__ in said
     with pytest.raises(ValueError, match="compile: false"):
         put_barriers()

@@ -12,17 +12,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch._dynamo.exc import TorchDynamoException
 
 from loopwright.cli import main
 from loopwright.data.batch import Batch
 from loopwright.storage.files import read_json
-from loopwright.storage.run import RunFolder
+from loopwright.storage.run import MADE, RunFolder
 from loopwright.training.compile import ALL, OWN, PASSES, CompileComparison
 from loopwright.training.graphs import LEAVES, REPLAYS, Captured, GraphedWork
 from loopwright.training.loop import train
 from loopwright.training.recipe import make_recipe, written
 from loopwright.training.report import Silent
-from loopwright.training.run import MADE
 from tests.training.runs import PLAIN
 from tests.training.stand_in import CPU, Card
 
@@ -66,7 +66,7 @@ def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
 
 @pytest.fixture
 def auto(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job, "choose", lambda asked, device, alike: (asked is not False, None))
+    monkeypatch.setattr(job, "should_compile", lambda asked, device, alike: (asked is not False, None))
 
 
 @pytest.mark.parametrize("spoil", [lambda g: 1e3 * g, lambda g: torch.zeros_like(g), lambda g: g * torch.nan])
@@ -377,3 +377,38 @@ def test_what_rounding_alone_changes_as_much_is_no_difference() -> None:
     drawn = torch.rand(2)
     torch.manual_seed(0)
     assert torch.equal(drawn, torch.rand(2))
+
+
+# A pass that cannot be compiled: a run that compiles unasked goes on as written, one that was asked to ends with one line
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, error: type[Exception]) -> None:
+    """A torch.compile that raises in the backward pass of a step."""
+
+    def spoil(gradient: Tensor) -> Tensor:
+        raise error("ptxas is missing\nand more lines")
+
+    compiler(spoil, monkeypatch)
+
+
+@pytest.mark.usefixtures("auto")
+def test_it_is_left_where_nobody_asked_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    right, _ = trained(tmp_path / "right", compile=False)
+    failing(monkeypatch, TorchDynamoException)
+    found, told = trained(tmp_path / "found")
+    assert same(found, right)
+    (line,) = told
+    assert line.startswith("compile: in a compiled pass the compiler failed: ptxas is missing (torch ")
+
+
+def test_it_ends_the_run_where_it_was_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    failing(monkeypatch, TorchDynamoException)
+    with pytest.raises(ValueError, match=r"the compiler failed: ptxas is missing .* compile: false trains without it"):
+        trained(tmp_path, compile=True)
+
+
+@pytest.mark.usefixtures("auto")
+def test_other_errors_are_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    failing(monkeypatch, ArithmeticError)
+    with pytest.raises(ArithmeticError, match="ptxas"):
+        trained(tmp_path)

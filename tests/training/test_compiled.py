@@ -13,10 +13,10 @@ from loopwright.data.batch import Batch
 from loopwright.metrics.dual import product
 from loopwright.model.config import LoopedConfig
 from loopwright.training import compile as under_test
-from loopwright.training.compile import CompiledStep, choose
-from loopwright.training.module import TrainingModule
+from loopwright.training.compile import CompiledStep, should_compile
 from loopwright.training.objectives.losses import EveryStep, Final
 from loopwright.training.rollout import Plan
+from loopwright.training.run import TrainingModule
 from tests.cases import noisy
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -24,13 +24,13 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 def test_auto_compiles_text_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(under_test, "can_compile", lambda: True)
-    assert choose("auto", CUDA, alike=True)[0]
-    assert not choose("auto", CUDA, alike=False)[0]
-    assert choose("auto", CPU, alike=True) == (False, None)
-    assert choose(True, CPU, alike=False) == (True, None)
+    assert should_compile("auto", CUDA, alike=True)[0]
+    assert not should_compile("auto", CUDA, alike=False)[0]
+    assert should_compile("auto", CPU, alike=True) == (False, None)
+    assert should_compile(True, CPU, alike=False) == (True, None)
     monkeypatch.setattr(under_test, "can_compile", lambda: False)
-    wanted, said = choose("auto", CUDA, alike=True)
-    assert not wanted and said is not None and "Triton" in said
+    wanted, message = should_compile("auto", CUDA, alike=True)
+    assert not wanted and message is not None and "Triton" in message
 
 
 def documents(vocab: int, rows: int = 3, length: int = 160) -> Batch:

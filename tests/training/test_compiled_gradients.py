@@ -9,9 +9,9 @@ import loopwright as lw
 from loopwright.data.batch import Batch
 from loopwright.training.compile import CompileComparison
 from loopwright.training.graphs import GraphedWork
-from loopwright.training.module import TrainingModule
 from loopwright.training.objectives.losses import Final
 from loopwright.training.rollout import Plan
+from loopwright.training.run import TrainingModule
 
 pytestmark = pytest.mark.gpu
 SMALL = {"vocab_size": 8192, "hidden_size": 256, "intermediate_size": 1024, "num_attention_heads": 4, "core_layers": 4, "depth": 3}

@@ -21,17 +21,16 @@ from loopwright.training.compile import CompileComparison
 from loopwright.training.gradient import REMATS
 from loopwright.training.graphs import GraphedWork
 from loopwright.training.loop import train
-from loopwright.training.module import Share
 from loopwright.training.objectives.losses import Final
 from loopwright.training.report import Progress
 from loopwright.training.rollout import Plan, Rollout, rollout
-from loopwright.training.run import Job
+from loopwright.training.run import Job, Share
 from tests.cases import noisy
 from tests.training.gradient_helpers import differing, loss_of, padded_batch
 from tests.training.runs import end_of, rows_of, small
 from tests.training.stand_in import CPU, Card
-from tests.training.test_implicit import DEPTH, contracting
 from tests.training.test_job import make_job
+from tests.training.test_remat import DEPTH, contracting
 
 NOISE: dict[str, Any] = {
     "model": {"changes": {"injection": {"kind": "concat"}, "state": {"kind": "noise", "std": 1.0}}},

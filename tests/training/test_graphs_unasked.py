@@ -22,12 +22,12 @@ from loopwright.training import run as job_module
 from loopwright.training.depth import Fixed, Uniform
 from loopwright.training.graphs import LEAVES, GraphedWork, unsuited
 from loopwright.training.loop import train
-from loopwright.training.module import Share
 from loopwright.training.objectives.distil import Shortcut
 from loopwright.training.objectives.losses import Final
 from loopwright.training.recipe import first_difference
 from loopwright.training.report import Silent
 from loopwright.training.rollout import Called, Plan
+from loopwright.training.run import Share
 from tests.training.runs import small
 from tests.training.stand_in import CPU, Card
 from tests.training.test_job import make_job

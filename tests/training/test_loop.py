@@ -10,6 +10,7 @@ import random
 import shutil
 import subprocess
 import sys
+import time
 from collections import namedtuple
 from collections.abc import Callable
 from functools import cache
@@ -28,13 +29,15 @@ from loopwright.schema import read_yaml
 from loopwright.storage.files import DiskFull, read_json
 from loopwright.storage.run import RunFolder, update_of
 from loopwright.training.checkpoint import latest_good
-from loopwright.training.loop import train
+from loopwright.training.distributed import join
+from loopwright.training.loop import Updates, own_folder, train
 from loopwright.training.objectives.losses import OBJECTIVES
 from loopwright.training.recipe import make_recipe, read_recipe
-from loopwright.training.report import Silent, read_log
-from loopwright.training.run import Job
+from loopwright.training.report import Log, Progress, Silent, StopRequest, read_log, spikes, spikes_in_words
+from loopwright.training.run import Job, start_job
+from loopwright.training.tracking import Tracking
 from tests.cases import some
-from tests.training.runs import OPTIMISERS, RICH, Act, Poisoned, end_of, interrupt, rows_of, small
+from tests.training.runs import OPTIMISERS, PLAIN, RICH, Act, Poisoned, end_of, interrupt, rows_of, small, untimed
 
 USUAL = {
     "addition-stable",
@@ -401,3 +404,94 @@ def test_two_runs_never_share_a_folder(tmp_path: Path) -> None:
     finally:
         child.communicate("")
     train(small({"updates": 1}), tmp_path / "run")
+
+
+# What follows an update, whoever computed it: counted, logged, told, and the end of a run that is of no use
+
+
+SETTINGS = {"validate": {"every": 2, "rows": 4}, "save": {"every": 1, "best": False}}
+
+
+def row(update: int, loss: float = 1.0) -> dict[str, Any]:
+    return {"update": update, "loss": loss, "depth": [2], "grad_norm": 1.0, "lr": 1e-3, "targets": 5, "tokens": 9}
+
+
+def test_updates_are_counted_logged_and_given_up(tmp_path: Path) -> None:
+    recipe = make_recipe(
+        {**PLAIN, "updates": 9, "patience": 1, "validate": {"every": 2, "rows": 4}, "save": {"every": 1, "best": False}}
+    )
+    processes, told = join(), []
+    with own_folder(tmp_path / "run", processes, resume=False) as run, StopRequest(told=False) as stop:
+        job = start_job(recipe, run, processes, resume=False, reporter=Silent())
+
+        def hear(found: dict[str, Any]) -> bool:
+            told.append(found["update"])
+            return found["update"] == 1
+
+        updates = Updates(job, run, Progress(), Log(run.log), Silent(), stop, Tracking(None), hear)
+        for update in (0, 1):
+            updates.end(row(update), finite=True, began=time.perf_counter())
+        assert told == [0, 1] and bool(stop) and updates.left == 7
+        assert (updates.progress.rows, updates.progress.tokens, updates.progress.targets) == (16, 18, 10)
+        assert [untimed(found) for found in read_log(run.log)][:2] == [row(0), row(1)]
+        assert "valid" in read_log(run.log)[2] and len(list(run.checkpoints.iterdir())) == 2
+        updates.end(row(2, float("nan")), finite=False, began=time.perf_counter())
+        assert read_log(run.log)[3]["rows"] == [16, 24] and read_log(run.log)[3]["loss"] is None
+        with pytest.raises(ValueError, match=r"update 3: loss nan.*not finite 2 times in a row.*have not changed since update 2"):
+            updates.end(row(3, float("nan")), finite=False, began=time.perf_counter())
+
+
+# Spikes of a loss: counted where they are, not where a loss is rough all along
+
+
+def test_planted_spikes_are_found_where_they_stand() -> None:
+    rng = np.random.default_rng(0)
+    losses = (5 - 0.01 * np.arange(200) + 0.05 * rng.normal(size=200)).tolist()
+    assert spikes(losses) == []
+    losses[90] += 1.0
+    losses[150] += 2.0
+    losses[20] += 3.0  # no fifty before it
+    assert spikes(losses) == [90, 150]
+
+
+def test_the_rule_is_four_deviations_over_the_mean_of_fifty() -> None:
+    before = [1.0, 3.0] * 25  # mean 2, deviation 1
+    assert spikes([*before, 6.0]) == [] and spikes([*before, 6.001]) == [50]
+    assert spikes([*before, 4.5], deviations=2) == [50] and spikes([1.0, 3.0, 6.5], before=2) == [2]
+
+
+def test_skipped_updates_are_left_out_and_places_stay() -> None:
+    losses: list[float | None] = [1.0, 3.0] * 25
+    assert spikes([None, *losses, math.nan, math.inf, 6.001]) == [53]
+
+
+def test_a_run_tells_its_spikes(tmp_path: Path) -> None:
+    """A rate that is far too large for one update: what the note says is what the log shows."""
+    reporter = Silent()
+    chosen = small({"updates": 60, "validate": {"every": 0}, "save": {"every": 0}})
+    run = train(chosen, tmp_path / "run", reporter=reporter)
+    assert run.spikes() == spikes([row["loss"] for row in run.log()])
+    assert [note for note in reporter.notes if "spike" in note] == ([spikes_in_words(run.spikes())] if run.spikes() else [])
+
+
+def test_many_are_told_in_short() -> None:
+    assert spikes_in_words([7]).startswith("1 spike of the loss") and spikes_in_words([7]).endswith("at update 7")
+    assert spikes_in_words([*range(9)]).endswith("0, 1, 2, 3, 4, 5, 6, 7 …") and spikes_in_words([*range(9)]).startswith("9 spikes")
+
+
+# Records of a run
+
+
+def test_a_run_in_a_notebook_is_one_line_and_gives_its_log(tmp_path: Path) -> None:
+    run = train(small({"updates": 2}), tmp_path / "run")
+    assert repr(run) == f"Run(finished after 2 updates; {str(tmp_path / 'run')!r}; checkpoint '00000002')"
+    assert [row["update"] for row in run.log() if "loss" in row] == [0, 1]
+
+
+def test_skipped_updates_are_counted_until_one_is_not() -> None:
+    progress = Progress()
+    for finite in (True, False, False):
+        progress.count(finite, rows=4, tokens=9, targets=5)
+    assert (progress.update, progress.rows, progress.skipped, progress.skipped_in_a_row) == (3, 12, 2, 2)
+    progress.count(True, rows=4, tokens=9, targets=5)
+    assert progress.skipped_in_a_row == 0 and progress.tokens == 36

@@ -6,6 +6,7 @@ import json
 import linecache
 import shutil
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,10 +19,11 @@ from loopwright import registry as imports
 from loopwright.data.text import HubRows
 from loopwright.model.parts.injection import INJECTIONS
 from loopwright.storage.files import read_json
-from loopwright.training import run as resume
+from loopwright.storage.manifest import MANIFEST
+from loopwright.training import checkpoint as resume
+from loopwright.training.checkpoint import digest_of_files, digest_of_model
 from loopwright.training.grpo import Grpo
 from loopwright.training.loop import train
-from loopwright.training.made_of import digest_of_model
 from loopwright.training.report import Objects, Silent
 from tests.cases import noisy
 from tests.data.words import TEMPLATE, save_words
@@ -50,6 +52,12 @@ def other(*given: Any) -> str:
     return "other"
 
 
+def other_manifest(paths: Iterable[Path]) -> str:
+    """Another digest of a checkpoint's manifest; that of all other files is what it is."""
+    held = list(paths)
+    return "other" if any(path.name == MANIFEST for path in held) else digest_of_files(held)
+
+
 @pytest.mark.long
 def test_processes_that_differ_are_refused_before_anything_is_written(tmp_path: Path) -> None:
     """All in one pair of processes, since starting them is what costs; at the end, one run in which they do not."""
@@ -67,7 +75,7 @@ def test_processes_that_differ_are_refused_before_anything_is_written(tmp_path: 
         "valid": 2,
     }
     of_text = small(QUICK, {"data": data, "model": {"changes": {"vocab_size": 270}}})
-    plain, module = small(QUICK), "loopwright.training.made_of"
+    plain, module = small(QUICK), "loopwright.training.checkpoint"
     turns = [Turn(name, plain, other=small(QUICK, change), fails=words) for name, (change, words) in DIFFERENT.items()]
     turns += [
         Turn("version", plain, attributes={f"{module}.VERSION": "9.9"}, fails="version of.loopwright is '0."),
@@ -75,9 +83,7 @@ def test_processes_that_differ_are_refused_before_anything_is_written(tmp_path: 
         Turn("shards", plain, shards=True, other=small(QUICK, {"seed": 1}), fails="seed is 0 in rank 0, 1 in rank 1"),
         Turn("data", of_text, fails="train.source is "),
         Turn("alike", plain),
-        Turn(
-            "alike", plain, resume=True, attributes={"loopwright.training.run.digest_of_files": other}, fails="the checkpoint is "
-        ),
+        Turn("alike", plain, resume=True, attributes={f"{module}.digest_of_files": other_manifest}, fails="the checkpoint is "),
         Turn("alike", plain, resume=True),
     ]
     assert processes(tmp_path, turns, 2) == [0, 0]

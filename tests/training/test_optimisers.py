@@ -2,17 +2,34 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import os
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 import loopwright as lw
 from loopwright.model.presets import PRESETS
 from loopwright.schema import build_kind, check_kind
-from loopwright.training.optimisers import OPTIMISERS, AdamW, Muon, Optimiser, as_masters, clip
+from loopwright.training.optim import (
+    OPTIMISERS,
+    AdamW,
+    EllisAdam,
+    Muon,
+    Optimiser,
+    PackedMuon,
+    as_masters,
+    clip,
+    packs,
+    spread,
+    whole,
+)
 from tests.cases import UNLIKE, noisy, some
 
 ADAMW: dict[str, Any] = {"kind": "adamw", "lr": 1e-2, "betas": [0.9, 0.99], "weight_decay": 0.1}
@@ -331,3 +348,169 @@ def test_clip_scales_and_returns_the_norm_before() -> None:
     model.lm_head.weight.grad[0, 0] = float("nan")  # type: ignore[index]
     assert clip(model.parameters(), 1.0).isnan()
     assert clip([], 1.0) == 0
+
+
+# Whole tensors and spread ones. With several processes: tests/training/test_world_size.py
+
+
+def test_a_tensor_of_one_process_is_whole() -> None:
+    x = torch.randn(3)
+    assert whole(x) is x and spread(x, torch.zeros(3)) is x
+
+
+def test_spread_parameters_move_as_whole_ones(tmp_path: os.PathLike[str]) -> None:
+    """Both optimisers that are our own, on tensors as a run that shards them holds them."""
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cpu", (1,))
+        for kind in (EllisAdam, PackedMuon):
+            torch.manual_seed(0)
+            weights, ends = [torch.randn(4, 6) for _ in range(2)], []
+            for held in (False, True):
+                named = [
+                    (name, torch.nn.Parameter(distribute_tensor(w.clone(), mesh, [Shard(0)]) if held else w.clone()))
+                    for name, w in zip(("m.gate_proj.weight", "m.up_proj.weight"), weights, strict=True)
+                ]
+                options = {"betas": (0.9, 0.95)} if kind is EllisAdam else {}
+                optimiser = kind(named, lr=0.1, **options)  # type: ignore[arg-type]
+                for seed in range(2):
+                    for place, (_, p) in enumerate(named):
+                        grad = torch.randn(4, 6, generator=torch.Generator().manual_seed(2 * seed + place))
+                        p.grad = spread(grad, p)
+                    optimiser.step()
+                assert all(isinstance(p.data, DTensor) == held for _, p in named)
+                ends.append([whole(p.detach()) for _, p in named])
+            assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
+    finally:
+        dist.destroy_process_group()
+
+
+# Huginn's Adam. Its equation over several updates is held in tests/systems/test_huginn.py
+
+
+def moved(grads: list[float], weight: float = 0.0, **options: float) -> float:
+    """Where a weight stands after updates with these gradients, in units of the rate."""
+    p = torch.nn.Parameter(torch.tensor([weight], dtype=torch.float64))
+    optimiser = EllisAdam([p], lr=1e-3, betas=(0.9, 0.95), **options)
+    for grad in grads:
+        p.grad = torch.tensor([grad], dtype=torch.float64)
+        optimiser.step()
+    return (p.item() - weight) / 1e-3
+
+
+@pytest.mark.parametrize("size", [1e-6, 1.0, 1e6])
+def test_the_first_step_is_larger_than_the_rate_and_the_same_for_every_size_of_gradient(size: float) -> None:
+    assert moved([size]) == pytest.approx(-math.atan2(1, 1 / math.sqrt(0.05)) / 0.1, rel=1e-9)
+
+
+def test_a_gradient_of_zero_moves_nothing_and_is_no_fault() -> None:
+    assert moved([0.0, 0.0, 0.0]) == 0.0
+
+
+def test_a_spike_is_held_back_over_its_whole_tensor() -> None:
+    """g / √v of a spike is 1 / √(1 − β₂) at most: so much less the tensor moves, also where its gradient is as it was."""
+    p = torch.nn.Parameter(torch.zeros(4))
+    optimiser = EllisAdam([p], lr=1.0, betas=(0.9, 0.95))
+    for spike in (1.0, 1.0, 1e3):
+        before = p.detach().clone()
+        p.grad = torch.tensor([spike, spike, spike, 1.0])
+        optimiser.step()
+    bias = 1 - 0.9**3
+    free = math.atan2(1.0, math.sqrt(1.0 / (1 - 0.95**3))) / bias  # of the last weight, whose gradients are all alike
+    assert (before - p)[3].item() == pytest.approx(free / math.sqrt(3 / 4 / 0.05), rel=0.02)
+
+
+def test_decay_follows_the_schedule_and_not_the_rate() -> None:
+    p = torch.nn.Parameter(torch.tensor([1.0], dtype=torch.float64))
+    optimiser = EllisAdam([p], lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1)
+    for factor, left in ((1.0, 0.9), (0.5, 0.9 * 0.95), (0.0, 0.9 * 0.95)):
+        optimiser.param_groups[0]["lr"] = 1e-3 * factor
+        p.grad = torch.zeros_like(p)
+        optimiser.step()
+        assert p.item() == pytest.approx(left, rel=1e-12)
+
+
+def test_what_has_no_gradient_stays_and_a_closure_is_called() -> None:
+    p, q = (torch.nn.Parameter(torch.ones(2)) for _ in range(2))
+    optimiser = EllisAdam([p, q], lr=0.1, betas=(0.9, 0.95), weight_decay=0.1)
+
+    def closure() -> float:
+        p.grad = torch.ones(2)
+        return 3.0
+
+    assert optimiser.step(closure) == 3.0 and p[0] < 0.9 and torch.equal(q, torch.ones(2)) and q not in optimiser.state
+
+
+def test_a_rate_of_zero_moves_nothing() -> None:
+    weight = torch.nn.Parameter(torch.ones(3))
+    weight.grad = torch.ones(3)
+    EllisAdam([weight], lr=0.0, betas=(0.9, 0.95), weight_decay=0.1).step()
+    assert torch.equal(weight, torch.ones(3))
+
+
+# Muon on packs of maps: what stands on one another moves as one matrix
+
+
+PACKED: dict[str, Any] = {"kind": "muon", "lr": 2e-2, "adam_lr": 1e-2, "weight_decay": 0.1, "momentum": 0.9}
+
+
+def make_packed(model: lw.LoopedForCausalLM, **changes: Any) -> Optimiser:
+    kind = build_kind({**PACKED, **changes}, OPTIMISERS)
+    kind.prepare(model)
+    return kind(model)
+
+
+def push(model: lw.LoopedForCausalLM, optimiser: Optimiser, seeds: range) -> None:
+    for seed in seeds:
+        generator = torch.Generator().manual_seed(seed)
+        for parameter in model.parameters():
+            parameter.grad = torch.randn(parameter.shape, generator=generator)
+        optimiser.step()
+
+
+def test_maps_of_one_module_are_one_pack() -> None:
+    names = [f"core.{layer}.{name}.weight" for layer in range(2) for name in ("a.q_proj", "a.k_proj", "a.o_proj", "m.gate_proj")]
+    assert packs([*names, "core.0.m.up_proj.weight", "injection.proj.weight"]) == [
+        ["core.0.a.q_proj.weight", "core.0.a.k_proj.weight"], ["core.0.a.o_proj.weight"],
+        ["core.0.m.gate_proj.weight", "core.0.m.up_proj.weight"],
+        ["core.1.a.q_proj.weight", "core.1.a.k_proj.weight"], ["core.1.a.o_proj.weight"], ["core.1.m.gate_proj.weight"],
+        ["injection.proj.weight"],
+    ]  # fmt: skip
+
+
+def test_a_pack_moves_as_one_matrix_and_the_rest_as_without() -> None:
+    """Two updates of q, k, v as they are and of one matrix that holds their rows, by torch's own Muon."""
+    model = noisy("huginn-tiny", std=0.1, core_layers=1)
+    plain, q = copy.deepcopy(model), model.core[0].self_attn
+    joined = torch.nn.Parameter(torch.cat([q.q_proj.weight, q.k_proj.weight, q.v_proj.weight]).detach().clone())
+    torchs = torch.optim.Muon([joined], lr=2e-2, momentum=0.9, weight_decay=0.1, adjust_lr_fn="original")
+    packed, apart = make_packed(model, packed=True), make_packed(plain)
+    for seed in range(2):
+        push(model, packed, range(seed, seed + 1))
+        push(plain, apart, range(seed, seed + 1))
+        joined.grad = torch.cat([p.grad for p in (q.q_proj.weight, q.k_proj.weight, q.v_proj.weight)])  # type: ignore[misc]
+        torchs.step()
+    assert torch.equal(torch.cat([q.q_proj.weight, q.k_proj.weight, q.v_proj.weight]), joined)
+    assert not torch.allclose(q.q_proj.weight, plain.core[0].self_attn.q_proj.weight, atol=1e-3)
+    assert torch.equal(q.o_proj.weight, plain.core[0].self_attn.o_proj.weight)
+
+
+def test_momentum_goes_from_one_to_the_other() -> None:
+    model = noisy("huginn-tiny", std=0.1, core_layers=1)
+    plain = copy.deepcopy(model)
+    packed, apart = make_packed(model, packed=True), make_packed(plain)
+    push(model, packed, range(1))
+    push(plain, apart, range(1))
+    first, second = packed.state_tensors(), apart.state_tensors()
+    assert sorted(first) == sorted(second) and all(torch.equal(first[name], second[name]) for name in first)
+    apart.load_state_tensors(first)
+
+
+def test_what_does_not_move_together_is_refused() -> None:
+    message = (
+        "core.0.self_attn.q_proj.weight, core.0.self_attn.k_proj.weight, core.0.self_attn.v_proj.weight must all train, at one"
+    )
+    for part in ({"lr": 1e-3}, {"freeze": True}):
+        with pytest.raises(ValueError, match=message):
+            make_packed(lw.build("huginn-tiny", core_layers=1), packed=True, parts={"core.0.*.q_proj.weight": part})
+    make_packed(lw.build("huginn-tiny"), packed=True, train=["coda.*"])  # packs of which nothing trains are no fault

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
+import json
 import os
 import pty
 import select
@@ -12,18 +14,43 @@ import sys
 import termios
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
 
 import loopwright
+from loopwright.data.batch import Batch, Splits
+from loopwright.model.cost import TRAINING_FACTOR, pass_flops
+from loopwright.model.presets import preset
+from loopwright.storage.files import DiskFull
 from loopwright.storage.run import RunFolder
+from loopwright.training import loop
 from loopwright.training import report as module
 from loopwright.training.loop import train
-from loopwright.training.recipe import written
-from loopwright.training.report import Progress, Silent, StopRequest, Terminal, in_words, truncation_in_words
-from tests.training.runs import rows_of, small
+from loopwright.training.objectives.losses import EveryStep, Final
+from loopwright.training.recipe import make_recipe, written
+from loopwright.training.report import (
+    Log,
+    Objects,
+    Progress,
+    Silent,
+    Speedometer,
+    StopRequest,
+    Terminal,
+    in_words,
+    last_row,
+    peak_of,
+    read_log,
+    truncation_in_words,
+)
+from loopwright.training.rollout import Plan
+from tests.training.runs import rows_of, small, untimed
 
 ROW: dict[str, Any] = {"update": 2, "loss": 1.5, "depth": [3, 4], "grad_norm": 0.5, "lr": 1e-3, "targets": 8, "tokens": 40}
 SEEN: dict[str, Any] = {
@@ -169,3 +196,249 @@ def test_a_polite_kill_asks_too_and_other_threads_cannot(capsys: pytest.CaptureF
     thread.start()
     thread.join()
     assert found == [False]
+
+
+# The log: whole rows, the same after a resume, every edit before a checkpoint found
+
+
+def row(update: int, loss: float, *, seconds: float = 0.0) -> dict[str, Any]:
+    return {"update": update, "loss": loss, "seconds": seconds}
+
+
+@settings(max_examples=60)
+@given(
+    losses=st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1, max_size=8),
+    looks=st.sets(st.integers(0, 7)),
+    resumed=st.integers(0, 8),
+    cut=st.integers(0, 400),
+)
+def test_the_log_of_a_resumed_run_is_that_of_an_uninterrupted_one(
+    tmp_path_factory: pytest.TempPathFactory, losses: list[float], looks: set[int], resumed: int, cut: int
+) -> None:
+    """Killed at any byte after a checkpoint's rows; the rows of later updates were or were not written."""
+    folder = tmp_path_factory.mktemp("log")
+
+    def rows(first: int, seconds: float) -> Iterator[dict[str, Any]]:
+        for update in range(first, len(losses)):
+            yield row(update, losses[update], seconds=seconds)
+            if update in looks:
+                yield {"update": update, "valid": {"4": {"loss": losses[update]}}}
+
+    whole, killed = Log(folder / "whole"), Log(folder / "killed")
+    for entry in rows(0, 1.0):
+        whole.write(entry)
+        killed.write(entry)
+    whole.close()
+    killed.close()
+    resumed = min(resumed, len(losses))
+    safe = sum(len(line) for line in lines(folder / "whole") if json.loads(line)["update"] < resumed)
+    os.truncate(folder / "killed", max(safe, os.path.getsize(folder / "killed") - cut))
+    again = Log(folder / "killed", mark_of((folder / "whole").read_bytes()[:safe]))
+    for entry in rows(resumed, 2.0):
+        again.write(entry)
+    again.close()
+    assert [untimed(r) for r in read_log(folder / "killed")] == [untimed(r) for r in read_log(folder / "whole")]
+    assert len(lines(folder / "killed")) == len(lines(folder / "whole"))
+
+
+def mark_of(data: bytes) -> dict[str, Any]:
+    return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+
+
+def lines(path: Path) -> list[bytes]:
+    return path.read_bytes().splitlines(keepends=True)
+
+
+def test_numbers_come_back_bit_for_bit_and_non_finite_ones_as_null(tmp_path: Path) -> None:
+    log = Log(tmp_path / "log")
+    log.write({"update": 0, "loss": 0.1 + 0.2, "depth": (4, 8), "bad": [float("nan"), float("inf")]})
+    assert read_log(tmp_path / "log") == [{"update": 0, "loss": 0.1 + 0.2, "depth": [4, 8], "bad": [None, None]}]
+    log.close()
+
+
+def test_a_new_log_begins_empty_and_a_torn_line_is_left_out(tmp_path: Path) -> None:
+    whole = b'{"update": 0}\n{"update": 1}\n'
+    (tmp_path / "log").write_bytes(whole + b'{"upd')
+    assert read_log(tmp_path / "log") == [{"update": 0}, {"update": 1}]
+    again = Log(tmp_path / "log", mark_of(whole))
+    assert again.mark() == mark_of(whole)
+    again.close()
+    assert (tmp_path / "log").read_bytes() == whole
+    Log(tmp_path / "log").close()
+    assert (tmp_path / "log").read_bytes() == b""
+
+
+@pytest.mark.long
+def test_every_edit_before_the_mark_is_found(tmp_path: Path) -> None:
+    log = Log(tmp_path / "log")
+    for update in range(6):
+        log.write(row(update, 0.5))
+    mark = log.mark()
+    log.close()
+    whole = (tmp_path / "log").read_bytes()
+    assert mark == mark_of(whole)
+    edits = [whole[:at] + bytes([whole[at] ^ bit]) + whole[at + 1 :] for at in range(len(whole)) for bit in (1, 16)]
+    edits += [whole[:at] for at in range(len(whole))]
+    edits += [whole.replace(b'"update": 2', b'"update": 9'), b"".join(sorted(lines(tmp_path / "log"), reverse=True))]
+    for edited in edits:
+        (tmp_path / "log").write_bytes(edited)
+        with pytest.raises(ValueError, match=r"log(: changed since the checkpoint|, line \d: not a JSON object).*move it away"):
+            Log(tmp_path / "log", mark)
+        assert (tmp_path / "log").read_bytes() == edited  # nothing is cut off what may be put right
+    (tmp_path / "log").unlink()  # moved away: the log begins anew
+    Log(tmp_path / "log", mark).close()
+    assert (tmp_path / "log").read_bytes() == b""
+
+
+def test_a_damaged_line_is_named(tmp_path: Path) -> None:
+    (tmp_path / "log").write_bytes(b'{"update": 0}\nnull\n{"update": 2}\n')
+    for read in (read_log, lambda path: Log(path, {"bytes": 33, "sha256": "0"})):
+        with pytest.raises(ValueError, match=r"log, line 2: not a JSON object; the log is damaged"):
+            read(tmp_path / "log")
+    assert len(lines(tmp_path / "log")) == 3
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
+def test_a_full_disk_while_logging_is_named(tmp_path: Path) -> None:
+    log = Log(tmp_path / "log")
+    log._file = open("/dev/full", "ab", buffering=0)  # noqa: SIM115
+    with pytest.raises(DiskFull, match=r"log: the disk is full .*; the checkpoints are unharmed"):
+        log.write({"update": 0})
+
+
+@settings(max_examples=30)
+@given(
+    rows=st.lists(st.sampled_from(["loss", "valid"]), max_size=8), torn=st.sampled_from(["", '{"valid": 9', '{"valid": 9}']),
+    block=st.integers(1, 40),
+)  # fmt: skip
+def test_the_last_row_of_a_name_is_found_however_far_back_it_stands(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[str], torn: str, block: int
+) -> None:
+    path = tmp_path_factory.mktemp("log") / "log"
+    path.write_text("".join(json.dumps({"update": n, name: n}) + "\n" for n, name in enumerate(rows)) + torn)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_BLOCK", block)
+        found = last_row(path, "valid")
+    assert found == next((row for row in reversed(read_log(path)) if "valid" in row), None)
+
+
+# The FLOPs that MFU is counted from, what the log tells, and that an update does not wait for the device
+
+
+CPU = torch.device("cpu")
+
+
+def batch(rows: int = 3, length: int = 10) -> Batch:
+    ids = torch.zeros(rows, length, dtype=torch.long)
+    return Batch(ids, ids)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ouro-1.4b-tiny",
+        "huginn-tiny",
+        pytest.param("asura-tiny", marks=pytest.mark.slow),
+        pytest.param("ouroboros-qwen2.5-3b-tiny", marks=pytest.mark.slow),
+    ],
+)
+def test_flops_are_those_of_inspect(name: str) -> None:
+    config = preset(name)
+    deepest = min(config.max_steps or 5, 5)
+    meter = Speedometer(config, Final(), "bf16", CPU)
+    for depth in range(1, deepest + 1):
+        assert (
+            meter.flops([(batch(), Plan(depth, depth))])
+            == TRAINING_FACTOR * pass_flops(config, depth=depth, batch=3, length=10)["total"]
+        )
+
+
+def test_steps_without_a_gradient_run_forward_only() -> None:
+    config = preset("huginn-tiny")
+    meter = Speedometer(config, Final(), "bf16", CPU)
+    deep, kept = (pass_flops(config, depth=depth, batch=3, length=10)["total"] for depth in (8, 2))
+    assert meter.flops([(batch(), Plan(8, 2))]) == deep + 2 * kept
+    assert meter.flops([(batch(), Plan(8, 2)), (batch(), Plan(8, 2))]) == 2 * (deep + 2 * kept)
+
+
+def test_every_step_reads_out_every_time() -> None:
+    config = preset("ouro-1.4b-tiny")
+    final, every = (Speedometer(config, objective, "bf16", CPU) for objective in (Final(), EveryStep()))
+    head = pass_flops(config, depth=4, batch=3, length=10)["head"]
+    assert every.flops([(batch(), Plan(4, 4))]) - final.flops([(batch(), Plan(4, 4))]) == 3 * 3 * head
+
+
+def test_peaks() -> None:
+    assert peak_of("NVIDIA H200", "bf16") == peak_of("NVIDIA H100 80GB HBM3", "bf16") == 989e12
+    assert peak_of("NVIDIA H100 PCIe", "bf16") == 756e12 and peak_of("NVIDIA L4", "tf32") == 60.5e12
+    assert peak_of("NVIDIA A100-SXM4-80GB", "bf16") == 312e12 and peak_of("NVIDIA GeForce RTX 4090", "bf16") == 165e12
+    assert all(peak_of(f"NVIDIA {name}", "bf16") is None for name in ("L40", "GeForce RTX 4090 Laptop GPU", "H100 NVL", "A1000"))
+    assert peak_of("NVIDIA H200", "fp32") is None and peak_of("another card", "bf16") is None
+    assert Speedometer(preset("ouro-1.4b-tiny"), Final(), "bf16", CPU).row([(batch(), Plan(1, 1))], 1.0, 1) == {}
+
+
+class Documents:
+    """Text as recipes hand it over: rows of one length, several documents in each."""
+
+    def __len__(self) -> int:
+        return 64
+
+    def batch(self, indices: Tensor) -> Batch:
+        draws = torch.Generator().manual_seed(int(indices[0]))
+        ids = torch.randint(0, 96, (len(indices), 128), generator=draws)
+        return Batch(ids, ids.clone(), segment_ids=(torch.rand(ids.shape, generator=draws) < 0.05).long().cumsum(1))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("huginn-tiny", {}),
+        ("huginn-tiny", {"graph": False}),
+        ("huginn-tiny", {"objective": {"kind": "every-step"}, "remat": "step", "accumulate": 2, "average": {"kind": "ema"}}),
+        ("ouro-1.4b-tiny", {"objective": {"kind": "expected-exit"}, "remat": "step"}),  # as ouro-pretrain
+    ],
+)
+def test_on_the_gpu_an_update_waits_for_the_device_once(
+    name: str, changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Loss and norm are read when all but the optimiser's step is queued and the next rows are drawn: no step may be taken on what
+    is not finite. Nothing else may wait."""
+    read, last = loop.collect, 7
+
+    def reading(*arguments: Any) -> Any:
+        mode = torch.cuda.get_sync_debug_mode()
+        torch.cuda.set_sync_debug_mode("default")
+        found = read(*arguments)
+        torch.cuda.set_sync_debug_mode(mode)
+        return found
+
+    def strict(row: dict[str, Any]) -> None:  # the first updates compile; after the last one the run validates and saves
+        torch.cuda.set_sync_debug_mode("error" if 2 < row["update"] < last else "default")
+
+    monkeypatch.setattr(loop, "collect", reading)
+    model = {"kind": "preset", "name": name, "changes": {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}}
+    data = {
+        "about": "text", "model": model, "data": {"kind": "text", "files": "x", "tokenizer": "gpt2"}, "updates": last + 1,
+        "batch": 8, "depth": {"kind": "fixed", "depth": 3}, "precision": "bf16", **changes,
+    }  # fmt: skip
+    splits = Splits(Documents(), Documents(), vocab_size=96, alike=True)
+    try:
+        outcome = loop.train(make_recipe(data), tmp_path / "run", given=Objects(data=splits), on_update=strict)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert outcome.finished and outcome.progress.update == last + 1
+
+
+def test_what_is_not_counted_leaves_the_peak_of_memory_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A peak of before is not forgotten with it."""
+    peak = [5]
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: peak[0])
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: peak.__setitem__(0, 1))
+    meter = Speedometer(preset("ouro-1.4b-tiny"), Final(), "bf16", torch.device("cuda"))
+    with meter.uncounted():
+        peak[0] = 9
+    assert meter.row([], 1.0, 1)["peak_memory"] == 5
+    peak[0] = 7
+    assert meter.row([], 1.0, 1)["peak_memory"] == 7

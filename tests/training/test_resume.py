@@ -11,16 +11,15 @@ import pytest
 import torch
 
 from loopwright.storage.files import read_json
-from loopwright.storage.run import RunFolder
+from loopwright.storage.run import MADE, RunFolder
+from loopwright.training import checkpoint as module
 from loopwright.training import run as job_module
-from loopwright.training import run as module
-from loopwright.training.checkpoint import latest_good
+from loopwright.training.checkpoint import latest_good, made_with, resume_job, save_job
 from loopwright.training.graphs import LEAVES, GraphedWork
 from loopwright.training.loop import train
-from loopwright.training.module import Share
 from loopwright.training.recipe import written
 from loopwright.training.report import Log, Progress, Run, Silent
-from loopwright.training.run import MADE, made_with, resume_job, save_job
+from loopwright.training.run import Share
 from tests.data.words import save_words
 from tests.training.runs import Act, end_of, interrupt, rows_of, small
 from tests.training.stand_in import CPU, Card

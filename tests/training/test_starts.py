@@ -15,10 +15,9 @@ import torch
 from torch import Tensor
 
 from loopwright.generation.readings import left_padded
-from loopwright.training.completions import prompt_seeds
-from loopwright.training.grpo import Grpo
-from loopwright.training.module import TrainingModule
+from loopwright.training.grpo import Grpo, prompt_seeds
 from loopwright.training.rollout import Plan
+from loopwright.training.run import TrainingModule
 from tests.cases import noisy
 
 PROMPTS = [[3, 4, 5], [6, 7, 8, 9], [3, 4, 5], [5, 4, 3]]

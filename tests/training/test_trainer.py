@@ -7,12 +7,11 @@ import loopwright as lw
 from loopwright.schema import build_kind, merge
 from loopwright.training.depth import RULES
 from loopwright.training.recipe import make_recipe
-from loopwright.training.report import untimed
 from loopwright.training.trainable import drawn_plans
 from tests.generation.tiny import letter_tokenizer
 from tests.own_kinds import own_kinds
 from tests.training.objectives.test_grpo import letter_chats
-from tests.training.runs import PLAIN
+from tests.training.runs import PLAIN, untimed
 
 pytestmark = pytest.mark.ecosystem
 GRPO = {
@@ -205,7 +204,7 @@ def test_where_the_last_step_earns_the_credit_the_divergence_is_trls_without_its
         self.args.use_bias_correction_kl = False
         # the corrected estimate told apart: the same value, times a ratio of 1 that has a gradient
         mask, last = inputs["completion_mask"], self.last
-        k3 = ours.divergence(last, inputs["ref_per_token_logps"])
+        k3 = ours.kl_estimate(last, inputs["ref_per_token_logps"])
         ratio = (last - last.detach()).exp()
         extra = self.beta * (((k3.detach() * ratio) * mask).sum(1) / mask.sum(1)).mean() / self.job.recipe.accumulate
         told = own + gradients(extra, self.job.model)

@@ -29,8 +29,9 @@ class Addition(Task):
     out: both together are the form that the STARS paper prints, `1234+5678=6912`. Where a + b is in one split, neither a + b nor
     b + a is in another.
 
-    Needed depth: a carry may ripple through all digits (`needs` is the longest ripple of a row), but the sum is written from its
-    last digit, so that each digit follows from four digits that can be seen: a constant depth can do it, whatever the length.
+    Needed depth: a carry may ripple through all digits (`required_depth` is the longest ripple of a row), but the sum is written
+    from its last digit, so that each digit follows from four digits that can be seen: a constant depth can do it, whatever the
+    length.
     From its first digit on, each digit hangs on all columns behind it.
 
     `train_digits` trains on several lengths, in equal parts as far as there are pairs; `longer` adds tests of other lengths.
@@ -60,7 +61,7 @@ class Addition(Task):
     ) -> None:
         check_count("data (addition)", "digits", digits, least=1)
         trained = {"train_digits": (digits,) if train_digits is None else train_digits}
-        where = self.hold("addition", trained, {"longer": longer}, test=test, valid=valid, train=train, seed=seed)
+        where = self.configure("addition", trained, {"longer": longer}, test=test, valid=valid, train=train, seed=seed)
         self.reverse = check_choice(where, "reverse", reverse, REVERSALS)
         self.reading, self.space = READINGS[reverse], space
         self.width = None if width is None else check_count(where, "width", width, least=max(*self.trained, *self.beyond, 1))
@@ -82,7 +83,7 @@ class Addition(Task):
         swapped = np.take_along_axis(a, differs, axis=1) > np.take_along_axis(b, differs, axis=1)
         return np.where(swapped, np.concatenate([b, a], axis=1), problems)
 
-    def room(self, group: int, held: Matrix | None) -> int:
+    def capacity(self, group: int, held: Matrix | None) -> int:
         pairs = (10 if group == 1 else 9 * 10 ** (group - 1)) ** 2
         if held is None:
             return pairs
@@ -105,9 +106,9 @@ class Addition(Task):
         if self.reverse == "none":
             total, leading = total[:, ::-1], 0
         short = (total[:, [leading]] == 0) & (self.width is None)  # no leading zero: EOS moves up where there is no last carry
-        said = np.concatenate([total, end], axis=1)
-        said = np.where(short, np.concatenate([np.delete(total, leading, axis=1), end, padding], axis=1), said)
-        body = np.concatenate([operands[:, 0], plus, operands[:, 1], equals, *[space] * self.space, said], axis=1)
+        answer = np.concatenate([total, end], axis=1)
+        answer = np.where(short, np.concatenate([np.delete(total, leading, axis=1), end, padding], axis=1), answer)
+        body = np.concatenate([operands[:, 0], plus, operands[:, 1], equals, *[space] * self.space, answer], axis=1)
         offsets = below(bits, self.offset + 1, count)
         ids = np.full((count, extent), PADDING)
         ids[np.arange(extent) < offsets[:, None]] = SPACE
@@ -145,8 +146,8 @@ class Columns(Task):
 
     A column that sums to 9 hands on the carry it gets; any other settles its carry alone. Rows are stretches: a random column
     alone or, as often, with 0 … n − 1 columns after it that sum to 9, n being the row's length. So carries travel far, and the
-    farther the longer a row is; digits drawn at random would need some log n. `needs` counts how often the carry that travels
-    farthest is handed on: the depth of a model that sees one column back a step (a `sliding_window` of 2).
+    farther the longer a row is; digits drawn at random would need some log n. `required_depth` counts how often the carry that
+    travels farthest is handed on: the depth of a model that sees one column back a step (a `sliding_window` of 2).
 
     Where a row is in one split, no other split has it, nor one that exchanges the two digits of some columns.
     """
@@ -167,7 +168,7 @@ class Columns(Task):
         seed: int = 0,
         padding: str = "masked",
     ) -> None:
-        where = self.hold("columns", {"lengths": lengths}, {"longer": longer}, test=test, valid=valid, train=train, seed=seed)
+        where = self.configure("columns", {"lengths": lengths}, {"longer": longer}, test=test, valid=valid, train=train, seed=seed)
         self.padding = check_choice(where, "padding", padding, PADDINGS)
 
     def draw(self, group: int, bits: np.random.PCG64, count: int) -> Matrix:
@@ -184,7 +185,7 @@ class Columns(Task):
         """Returns the columns with the smaller digit first: their exchange changes no sum."""
         return np.sort(problems.reshape(len(problems), -1, 2), axis=2).reshape(problems.shape)
 
-    def room(self, group: int, held: Matrix | None) -> int:
+    def capacity(self, group: int, held: Matrix | None) -> int:
         if held is None:
             return len(PAIRS) ** group
         keys = np.unique(held, axis=0)
@@ -200,10 +201,10 @@ class Columns(Task):
         ids = np.full((count, extent), self.alphabet.pad_id)
         ids[:, 0], ids[:, group + 2] = self.alphabet.encode(f"{START} {EOS}")
         ids[:, 1 : group + 2] = columns[:, :, 0] * BASE + columns[:, :, 1]
-        digits, needs = add_columns(columns.sum(2))
+        digits, required_depth = add_columns(columns.sum(2))
         answers = np.full_like(ids, self.alphabet.pad_id)
         answers[:, 2 : group + 3] = digits + FIRST_DIGIT  # one place on: the model shifts labels
-        return TaskRows(ids, np.full(count, 2), np.full(count, group + 3), needs, answers)
+        return TaskRows(ids, np.full(count, 2), np.full(count, group + 3), required_depth, answers)
 
 
 def add_columns(sums: Matrix) -> tuple[Matrix, np.ndarray]:

@@ -18,8 +18,8 @@ class Chain(Task):
     `operations` are "add" (`+k` modulo the modulus; with modulus 2 the answer is a parity), "affine" (`+k` and `*k` modulo a
     prime: their order matters), or "swap" (`i/j`: value i becomes j and j becomes i, as under the cups of a shell game).
 
-    Needed depth: the number of operations, one a step (`needs`), or its logarithm where neighbours are joined first. With "swap"
-    and 5 values or more the answers are those of the word problem of S₅, which no fixed depth solves at every length (unless
+    Needed depth: the number of operations, one a step (`required_depth`), or its logarithm where neighbours are joined first. With
+    "swap" and 5 values or more the answers are those of the word problem of S₅, which no fixed depth solves at every length (unless
     TC⁰ = NC¹): depth must grow.
 
     With `answers` "every" there is no `=`, and a value is asked for after the start and after every operation (or `.`), in place:
@@ -47,7 +47,7 @@ class Chain(Task):
         seed: int = 0,
         padding: str = "masked",
     ) -> None:
-        where = self.hold("chain", {"lengths": lengths}, {"longer": longer}, test=test, valid=valid, train=train, seed=seed)
+        where = self.configure("chain", {"lengths": lengths}, {"longer": longer}, test=test, valid=valid, train=train, seed=seed)
         self.modulus = check_count(where, "modulus", modulus, least=2)
         table = OPERATIONS[check_choice(where, "operations", operations, OPERATIONS)](modulus)
         if not 0 < len(table) < 200 - modulus:
@@ -62,7 +62,7 @@ class Chain(Task):
         """Returns random start values and operations [count, 1 + group]."""
         return np.concatenate([below(bits, self.modulus, count, 1), below(bits, len(self.table), count, group)], axis=1)
 
-    def room(self, group: int, held: Matrix | None) -> int:
+    def capacity(self, group: int, held: Matrix | None) -> int:
         return self.modulus * len(self.table) ** group - (0 if held is None else len(held))
 
     def extent(self, group: int) -> int:
@@ -76,14 +76,14 @@ class Chain(Task):
         ids[:, 1 : places + 1] = dot
         chosen = np.sort(np.argsort(bits.random_raw((count, places)), axis=1, kind="stable")[:, :group], axis=1)
         np.put_along_axis(ids, chosen + 1, problems[:, 1:] + self.modulus, axis=1)
-        values, needs = self.values(ids[:, : places + 1]), np.full(count, group)
+        values, required_depth = self.values(ids[:, : places + 1]), np.full(count, group)
         if self.in_place:
             ids[:, places + 1] = self.alphabet.eos_id
             answers = np.full_like(ids, self.alphabet.pad_id)
             answers[:, 1 : places + 2] = values  # one place on: the model shifts labels
-            return TaskRows(ids, np.ones(count, dtype=int), np.full(count, places + 2), needs, answers)
+            return TaskRows(ids, np.ones(count, dtype=int), np.full(count, places + 2), required_depth, answers)
         ids[:, places + 1], ids[:, places + 2], ids[:, places + 3] = equals, values[:, -1], self.alphabet.eos_id
-        return TaskRows(ids, np.full(count, places + 2), np.full(count, places + 4), needs)
+        return TaskRows(ids, np.full(count, places + 2), np.full(count, places + 4), required_depth)
 
     def values(self, ids: Matrix) -> Matrix:
         """Returns the value after each symbol of rows that hold a start value, then operations and `.` [N, 1 + places]."""

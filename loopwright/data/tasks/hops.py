@@ -34,9 +34,9 @@ class Hops(Task):
     numbers that were not trained. `rising` orders the training rows for a curriculum: where it is r, rows of the j-th of G
     numbers of hops begin to come after r · j/G of them (j from 0). It needs `order: {shuffled: false}`, and one epoch.
 
-    Needed depth: p, one hop a step (`needs`); pairs of hops can be joined, so that about 2 + log₂ p layers are enough, and fewer
-    than that order are not, if a common conjecture holds (Sanford et al.). Marks are unary, so that more hops than were trained
-    need nothing new but depth: each mark asks for one hop more from where its left neighbour has come.
+    Needed depth: p, one hop a step (`required_depth`); pairs of hops can be joined, so that about 2 + log₂ p layers are enough,
+    and fewer than that order are not, if a common conjecture holds (Sanford et al.). Marks are unary, so that more hops than
+    were trained need nothing new but depth: each mark asks for one hop more from where its left neighbour has come.
     """
 
     unit = "hops"
@@ -57,7 +57,7 @@ class Hops(Task):
         test: int = 5_000,
         seed: int = 0,
     ) -> None:
-        where = self.hold("hops", {"hops": hops}, {"harder": harder}, test=test, valid=valid, train=train, seed=seed)
+        where = self.configure("hops", {"hops": hops}, {"harder": harder}, test=test, valid=valid, train=train, seed=seed)
         self.symbols = check_count(where, "symbols", symbols, least=3)
         if symbols > len(LETTERS):
             raise ValueError(f"{where}: symbols is {symbols}; allowed: 3 to {len(LETTERS)}")
@@ -70,8 +70,8 @@ class Hops(Task):
             )
         check_number(f"{where}: rising", rising, least=0, below=1)
         self.rising = rising
-        said = [MARK, *([START] if self.in_place else [])] if self.counted else [str(group) for group in self.trained]
-        self.alphabet = Alphabet([*LETTERS[:symbols], *said, *([NOWHERE] if self.in_place else []), PAD, EOS])
+        questions = [MARK, *([START] if self.in_place else [])] if self.counted else [str(group) for group in self.trained]
+        self.alphabet = Alphabet([*LETTERS[:symbols], *questions, *([NOWHERE] if self.in_place else []), PAD, EOS])
         for group in (*self.trained, *self.beyond):
             share = len(self.draw(group, stream(self.seed), PROBES)) / PROBES
             if share < SCARCE:
@@ -87,7 +87,7 @@ class Hops(Task):
         letters = apart.cumsum(1) % self.symbols
         return letters[self.follow(letters, group) >= 0]
 
-    def room(self, group: int, held: Matrix | None) -> int:
+    def capacity(self, group: int, held: Matrix | None) -> int:
         rows = self.symbols * (self.symbols - 1) ** (self.letters(group) - 1)  # with or without a trail
         return rows - (0 if held is None else len(held))
 
@@ -102,22 +102,23 @@ class Hops(Task):
         count = len(problems)
         (asked,) = self.alphabet.encode_all([MARK if self.counted else str(group)])
         question, end = np.full((count, self.length - problems.shape[1]), asked), np.full((count, 1), self.alphabet.eos_id)
-        lengths, needs = np.full(count, extent), np.full(count, group)
+        lengths, required_depth = np.full(count, extent), np.full(count, group)
         if not self.in_place:
             answer = np.take_along_axis(problems, self.follow(problems, group)[:, None], axis=1)
-            return TaskRows(np.concatenate([problems, question, answer, end], axis=1), np.full(count, self.length), lengths, needs)
+            ids = np.concatenate([problems, question, answer, end], axis=1)
+            return TaskRows(ids, np.full(count, self.length), lengths, required_depth)
         if self.counted:
             question = np.pad(question, ((0, 0), (1, 0)), constant_values=self.alphabet.encode_all([START])[0])
         places, nowhere = self.follow_all(problems, group), self.alphabet.encode_all([NOWHERE])[0]
         ids = np.concatenate([question, problems, end], axis=1)
         answers, first = np.full_like(ids, self.alphabet.pad_id), question.shape[1] + 1  # one place on: the model shifts labels
         answers[:, first:] = np.where(places < 0, nowhere, np.take_along_axis(problems, places, axis=1))
-        return TaskRows(ids, np.full(count, first), lengths, needs, answers)
+        return TaskRows(ids, np.full(count, first), lengths, required_depth, answers)
 
-    def arrange(self, needs: np.ndarray, bits: np.random.PCG64) -> np.ndarray:
+    def arrange(self, required_depth: np.ndarray, bits: np.random.PCG64) -> np.ndarray:
         """Returns an order of rows in which harder ones come later, as `rising` says."""
-        begin = self.rising * np.searchsorted(np.unique(needs), needs) / len(np.unique(needs))
-        share = bits.random_raw(len(needs)) / 2.0**64
+        begin = self.rising * np.searchsorted(np.unique(required_depth), required_depth) / len(np.unique(required_depth))
+        share = bits.random_raw(len(required_depth)) / 2.0**64
         return np.argsort(begin + (1 - begin) * share, kind="stable")
 
     def follow(self, letters: Matrix, hops: int) -> np.ndarray:

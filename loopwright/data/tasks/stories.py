@@ -43,8 +43,8 @@ def tell(choices: dict[str, str], plot: int) -> str:
 
 def _words() -> list[str]:
     first = {name: values[0] for name, values in SLOTS.items()}
-    told = [tell(first | {"name": name}, plot) for name in (GIRLS[0], BOYS[0]) for plot in range(len(PLOTS))]
-    return sorted({word for story in told for word in story.split()} | {word for values in SLOTS.values() for word in values})
+    stories = [tell(first | {"name": name}, plot) for name in (GIRLS[0], BOYS[0]) for plot in range(len(PLOTS))]
+    return sorted({word for story in stories for word in story.split()} | {word for values in SLOTS.values() for word in values})
 
 
 ALPHABET = Alphabet([*_words(), PAD, EOS], " ")
@@ -56,14 +56,14 @@ class Stories(Task):
     Every token but the first is predicted. Who, what, where and which colour are drawn at the beginning and named again later on,
     so that a model must look back to tell the rest. No story is in two splits.
 
-    Needed depth (`needs`): two, to find the name or the colour that stood behind an earlier word.
+    Needed depth (`required_depth`): two, to find the name or the colour that stood behind an earlier word.
     """
 
     unit = "kind"
     alphabet = ALPHABET
 
     def __init__(self, *, train: int = 20_000, valid: int = 300, test: int = 1_000, seed: int = 0, padding: str = "masked") -> None:
-        where = self.hold("stories", {"kinds": (1,)}, {"longer": ()}, test=test, valid=valid, train=train, seed=seed)
+        where = self.configure("stories", {"kinds": (1,)}, {"longer": ()}, test=test, valid=valid, train=train, seed=seed)
         self.padding = check_choice(where, "padding", padding, PADDINGS)
 
     def draw(self, group: int, bits: np.random.PCG64, count: int) -> Matrix:
@@ -71,7 +71,7 @@ class Stories(Task):
         sizes = [*(len(values) for values in SLOTS.values()), len(PLOTS)]
         return np.stack([below(bits, size, count) for size in sizes], axis=1)
 
-    def room(self, group: int, held: Matrix | None) -> int:
+    def capacity(self, group: int, held: Matrix | None) -> int:
         """Returns how many stories there are."""
         return prod(len(values) for values in SLOTS.values()) * len(PLOTS) - (0 if held is None else len(held))
 

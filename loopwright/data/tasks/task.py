@@ -1,8 +1,7 @@
 """What algorithmic tasks share: rows in groups of one hardness, some trained on, some harder ones only measured.
 
-Tables of short rows: what algorithmic tasks are held in, so that a batch is one gather, on any device.
-
-Seeded draws for algorithmic tasks: different rows, split so that nothing measured was trained on.
+Rows are drawn by seed, all different, and split so that nothing measured was trained on. They are held in tables, so that a
+batch is one gather, on any device.
 """
 
 from __future__ import annotations
@@ -92,7 +91,7 @@ class Table:
     """Rows of ids [N, T] (bytes), padded on the right; the answer of row i, EOS included, is ids[i, starts[i]:lengths[i]].
 
     `answers` [N, T] stands for ids there where an answer is not what comes next in the row, but said at the tokens it is about.
-    `needs` [N] counts the operations that an answer needs one after another: the depth of a model that does one a step.
+    `required_depth` [N] counts the operations that an answer needs one after another: the depth of a model that does one a step.
     `padding` says how batches tell their padding: by an attention mask ("masked", right for every model), or by `lengths` alone
     ("plain": a causal model computes the same on real tokens, with the faster kernels that take no mask).
     """
@@ -100,7 +99,7 @@ class Table:
     ids: Tensor
     starts: Tensor
     lengths: Tensor
-    needs: Tensor
+    required_depth: Tensor
     alphabet: Alphabet
     padding: str = "masked"
     ragged: bool = True  # whether any row is padded at all
@@ -120,8 +119,8 @@ class Table:
         lengths = self.lengths[chosen]
         place = torch.arange(ids.shape[1], device=ids.device)
         real = place < lengths[:, None]
-        said = ids if self.answers is None else self.answers[chosen].long()
-        labels = torch.where(real & (place >= self.starts[chosen][:, None]), said, IGNORED)
+        answers = ids if self.answers is None else self.answers[chosen].long()
+        labels = torch.where(real & (place >= self.starts[chosen][:, None]), answers, IGNORED)
         if not self.ragged:
             return Batch(ids, labels)
         return Batch(ids, labels, attention_mask=real.long() if self.padding == "masked" else None, lengths=lengths)
@@ -132,7 +131,7 @@ class Table:
 
     def to(self, device: torch.device | str) -> Table:
         """Returns the same rows on a device."""
-        held = {name: getattr(self, name) for name in ("ids", "starts", "lengths", "needs", "answers")}
+        held = {name: getattr(self, name) for name in ("ids", "starts", "lengths", "required_depth", "answers")}
         return replace(self, **{name: x.to(device) for name, x in held.items() if x is not None})
 
 
@@ -143,21 +142,22 @@ class TaskRows:
     ids: np.ndarray
     starts: np.ndarray
     lengths: np.ndarray
-    needs: np.ndarray
+    required_depth: np.ndarray
     answers: np.ndarray | None = None
 
     def table(self, alphabet: Alphabet, padding: str) -> Table:
         """Returns the finished table."""
-        starts, lengths, needs = (torch.from_numpy(x.astype(np.int64)) for x in (self.starts, self.lengths, self.needs))
+        numbers = (self.starts, self.lengths, self.required_depth)
+        starts, lengths, required_depth = (torch.from_numpy(x.astype(np.int64)) for x in numbers)
         ragged = bool((self.lengths < self.ids.shape[1]).any())
         ids, answers = (None if x is None else torch.from_numpy(x.astype(np.uint8)) for x in (self.ids, self.answers))
         assert ids is not None
-        return Table(ids, starts, lengths, needs, alphabet, padding, ragged, answers)
+        return Table(ids, starts, lengths, required_depth, alphabet, padding, ragged, answers)
 
 
 def stack(parts: Sequence[TaskRows], order: np.ndarray) -> TaskRows:
     """Returns rows of several kinds as one, in the given order, so that any stretch of them is a mixture."""
-    named = [name for name in ("ids", "starts", "lengths", "needs", "answers") if getattr(parts[0], name) is not None]
+    named = [name for name in ("ids", "starts", "lengths", "required_depth", "answers") if getattr(parts[0], name) is not None]
     return TaskRows(**{name: np.concatenate([getattr(part, name) for part in parts])[order] for name in named})
 
 
@@ -180,25 +180,25 @@ def shuffled(bits: np.random.PCG64, length: int) -> np.ndarray:
     return np.argsort(bits.random_raw(length), kind="stable")
 
 
-def apart(
+def disjoint_splits(
     where: str,
     draw: Callable[[np.random.PCG64, int], Matrix],
     counts: Mapping[str, int],
     path: Sequence[int],
     *,
     key: Callable[[Matrix], Matrix] = lambda rows: rows,
-    room: Callable[[Matrix | None], int | None] = lambda held: None,
+    capacity: Callable[[Matrix | None], int | None] = lambda held: None,
 ) -> dict[str, Matrix]:
     """Returns `counts[name]` different rows for each name, with no `key` in two of them.
 
     Names draw from streams of their own, in their order: what is measured comes first, so that it is the same whatever the
-    number of rows trained on. `room` says how many rows there are beside those of `held` keys, where it is known.
+    number of rows trained on. `capacity` says how many rows there are beside those of `held` keys, where it is known.
     """
     result: dict[str, Matrix] = {}
     held: Matrix | None = None
     for place, (name, count) in enumerate(counts.items()):
         beside = f" beside {' and '.join(result)}" if result else ""
-        left = room(held)
+        left = capacity(held)
         if left is not None and count > left:
             raise ValueError(f"{where}: {count:,} rows asked for {name}; there are {left:,} different ones{beside}")
         rows = _distinct(draw, stream(*path, place), count, held, key)
@@ -234,11 +234,11 @@ def _words(rows: Matrix) -> np.ndarray:
 def shares(total: int, caps: Sequence[int]) -> list[int]:
     """Returns how `total` rows are divided over groups that can give `caps` at most: evenly, the large ones standing in for
     the small. Where all of them are too small the sum is less than `total`."""
-    left, given = total, [0] * len(caps)
+    left, counts = total, [0] * len(caps)
     for done, group in enumerate(sorted(range(len(caps)), key=caps.__getitem__)):
-        given[group] = min(caps[group], left // (len(caps) - done))
-        left -= given[group]
-    return given
+        counts[group] = min(caps[group], left // (len(caps) - done))
+        left -= counts[group]
+    return counts
 
 
 MOST_TOKENS = 2**30  # of all rows of a task, which are held in memory
@@ -263,7 +263,7 @@ class Task(ABC):
     in_place: bool = False  # whether answers stand at the tokens they are about, not after them
     reading: str = ""  # how an answer is to be read, where one would read it wrong
 
-    def hold(
+    def configure(
         self, kind: str, trained: Mapping[str, Sequence[int]], beyond: Mapping[str, Sequence[int]], *,
         test: int, valid: int, train: int, seed: int,
     ) -> str:  # fmt: skip
@@ -283,7 +283,7 @@ class Task(ABC):
         """Returns up to `count` random problems of a group; two problems are the same where their numbers are."""
 
     @abstractmethod
-    def room(self, group: int, held: Matrix | None) -> int:
+    def capacity(self, group: int, held: Matrix | None) -> int:
         """Returns how many problems of a group there are at most, beside those with a key among `held`."""
 
     @abstractmethod
@@ -298,9 +298,9 @@ class Task(ABC):
         """Returns what must not be shared between splits: the problems, brought to one form where several say the same."""
         return problems
 
-    def arrange(self, needs: np.ndarray, bits: np.random.PCG64) -> np.ndarray:
+    def arrange(self, required_depth: np.ndarray, bits: np.random.PCG64) -> np.ndarray:
         """Returns the order of the training rows, given what each needs: mixed, so that any stretch of them is a sample."""
-        return shuffled(bits, len(needs))
+        return shuffled(bits, len(required_depth))
 
     def splits(self, folder: Path | None = None, progress: Progress | None = None) -> Splits:
         """Returns the tables; nothing is written."""
@@ -313,8 +313,8 @@ class Task(ABC):
         tables = {name: self._table(problems[name], place) for place, name in enumerate(SPLITS)}
         by_group = dict(problems["test"]) if len(self.trained) > 1 else {}
         for group in self.beyond:
-            counts = {"test": min(self.counts["test"], self.room(group, None))}
-            by_group[group] = apart(self._named(group), partial(self.draw, group), counts, (self.seed, group))["test"]
+            counts = {"test": min(self.counts["test"], self.capacity(group, None))}
+            by_group[group] = disjoint_splits(self._named(group), partial(self.draw, group), counts, (self.seed, group))["test"]
         tests = {f"{self.unit}-{group}": self._table({group: by_group[group]}, len(SPLITS) + group) for group in sorted(by_group)}
         return Splits(
             tables["train"],
@@ -331,21 +331,21 @@ class Task(ABC):
 
     def _problems(self) -> dict[str, dict[int, Matrix]]:
         """Returns the problems of each split, by group; groups share a split evenly, as far as they have problems."""
-        rooms = [self.room(group, None) for group in self.trained]
+        capacities = [self.capacity(group, None) for group in self.trained]
         # where groups are mixed, a small one gives half of its problems to training at most, and a tenth to each of the others
-        parts = {"train": 2, "valid": 10, "test": 10} if len(rooms) > 1 else dict.fromkeys(SPLITS, 1)
-        wanted = {split: shares(count, [room // parts[split] for room in rooms]) for split, count in self.counts.items()}
+        parts = {"train": 2, "valid": 10, "test": 10} if len(capacities) > 1 else dict.fromkeys(SPLITS, 1)
+        wanted = {split: shares(count, [c // parts[split] for c in capacities]) for split, count in self.counts.items()}
         for split, given in wanted.items():
             if sum(given) < self.counts[split]:
                 groups = ", ".join(f"{self.unit} {group}" for group in self.trained)
                 asked = f"{self.counts[split]:,} rows asked for {split}"
-                there = f"{groups} can give it {sum(given):,} of {sum(rooms):,} different ones"
-                raise ValueError(f"{self.where}: {asked}; {there}: ask for fewer ({split}: …)")
+                offer = f"{groups} can give it {sum(given):,} of {sum(capacities):,} different ones"
+                raise ValueError(f"{self.where}: {asked}; {offer}: ask for fewer ({split}: …)")
         result: dict[str, dict[int, Matrix]] = {split: {} for split in self.counts}
         for place, group in enumerate(self.trained):
             counts = {split: wanted[split][place] for split in self.counts}
-            draw, room = partial(self.draw, group), partial(self.room, group)
-            problems = apart(self._named(group), draw, counts, (self.seed, group), key=self.key, room=room)
+            draw, capacity = partial(self.draw, group), partial(self.capacity, group)
+            problems = disjoint_splits(self._named(group), draw, counts, (self.seed, group), key=self.key, capacity=capacity)
             for split, rows in problems.items():
                 result[split][group] = rows
         return result
@@ -354,9 +354,9 @@ class Task(ABC):
         bits = stream(self.seed, 0, place)
         extent = max(self.extent(group) for group in problems)
         parts = [self.write(group, rows, bits, extent) for group, rows in problems.items()]
-        needs = np.concatenate([part.needs for part in parts])
-        order = self.arrange(needs, bits) if place == SPLITS.index("train") else shuffled(bits, len(needs))
+        required_depth = np.concatenate([part.required_depth for part in parts])
+        order = self.arrange(required_depth, bits) if place == SPLITS.index("train") else shuffled(bits, len(required_depth))
         return stack(parts, order).table(self.alphabet, self.padding)
 
     def _named(self, group: int) -> str:
-        return f"{self.where}: {self.unit} {group}, {self.room(group, None):,} problems in all"
+        return f"{self.where}: {self.unit} {group}, {self.capacity(group, None):,} problems in all"

@@ -21,7 +21,7 @@ from loopwright.model.causal_lm import LoopedForCausalLM
 from loopwright.model.passes import Answers, Pass
 from loopwright.schema import build_kind, check_kind, check_number
 from loopwright.training.model import MODELS
-from loopwright.training.objectives.readout import Targets, find_targets, over_chunks, target_features, target_logits
+from loopwright.training.objectives.readout import Targets, find_targets, over_chunks, target_features, target_logits, wide
 from loopwright.training.rollout import Objective, Rollout
 
 
@@ -147,9 +147,8 @@ class LastLayers:
 
 def distance(ours: Tensor, theirs: Tensor) -> Tensor:
     """Returns ‖ours − theirs‖² / ‖theirs‖² of each row of two [N, D], in at least float32: 1 where ours is zero."""
-    wide = torch.promote_types(ours.dtype, torch.float32)
-    ours, theirs = ours.to(wide), theirs.to(wide)
-    return (ours - theirs).pow(2).sum(-1) / theirs.pow(2).sum(-1).clamp(min=torch.finfo(wide).tiny)
+    ours, theirs = wide(ours), wide(theirs)
+    return (ours - theirs).pow(2).sum(-1) / theirs.pow(2).sum(-1).clamp(min=torch.finfo(ours.dtype).tiny)
 
 
 class Shortcut(Objective):

@@ -12,8 +12,6 @@ copies, s + εv and s − εv, and `exact` a second pass.
 Rows and directions are a pure function of (seed, place of the row in the order of samples, place of the token in the row,
 channel), so neither the number of processes nor padding nor a resumed run changes them. A place comes once; rows that do not
 know theirs take the update into account.
-
-Which rows a penalty probes, and along which directions: pure functions of seed, update, row, token and channel.
 """
 
 from __future__ import annotations
@@ -35,11 +33,13 @@ from loopwright.model.traced import cached_constant
 from loopwright.schema import suggest
 from loopwright.training.compile import CompiledStep
 from loopwright.training.gradient import random_state, set_random_state
-from loopwright.training.monitor import evaluating
-from loopwright.training.rollout import Penalty, Rollout
+from loopwright.training.objectives.readout import wide
+from loopwright.training.rollout import Penalty, Rollout, evaluating
 
 POOL = 1 << 18  # normal values that directions are cut from
 _LOW = (1 << 64) - 1
+LARGEST_ERROR = 0.05  # of a finite difference against the exact product
+LEAST_SHARE = 1e-6  # of the rows; where fewer are probed the penalty says nothing
 
 
 class Directions:
@@ -103,14 +103,10 @@ def _mix_int(x: int) -> int:
     return x ^ (x >> 31)
 
 
-LARGEST_ERROR = 0.05  # of a finite difference against the exact product
-LEAST_SHARE = 1e-6  # of the rows; where fewer are probed the penalty says nothing
-
-
 class JacobianPenalty(Penalty):
     """The mean over rows of ‖J v‖², one direction v of norm 1 per row (over its real tokens), by one of four modes.
 
-    `fd`: a difference (Φ(s + εv) − Φ(s)) / ε that rides in the last step as further rows of the batch. `exact`: the product
+    `fd`: a difference (Φ(s + εv) − Φ(s)) / ε computed in the last step as further rows of the batch. `exact`: the product
     itself, from the last step's own pass. `paper`: the product at s_T, after `power_steps` − 1 rounds of v ← J v / ‖J v‖, all
     with a gradient. `released`: as the public code has it, vᵀJ at s_T, v of norm 1 over the whole batch, padding included.
     The last two apply the last step once more; dropout is held over the rounds of `paper`.
@@ -149,7 +145,7 @@ class JacobianPenalty(Penalty):
     def run_last_step(
         self, step: StepRunner, s: Tensor, e: Tensor, t: int, p: Pass, batch: Batch, update: int
     ) -> tuple[Tensor, Tensor]:
-        """Returns the state after the step, and the penalty (0 in the modes that do not ride)."""
+        """Returns the state after the step, and the penalty (0 in the modes that are not computed there)."""
         if not self.in_last_step:
             return step(s, e, t, p), s.new_zeros(())
         site = PenaltySite(step, s, e, t, p, self.probe(s, batch, update), detached=self.detach_state)
@@ -190,10 +186,11 @@ class JacobianPenalty(Penalty):
         valid = rollout.batch.valid[:1]
         probe = JacobianProbe(None, self.directions(rollout.plan.update, one, token_places(valid, s), s, valid), valid)
         with evaluating(model), torch.no_grad():
-            found = PenaltySite(model.step, s, e, rollout.last_step, p, probe, detached=self.detach_state).inside(self._eps(s))[1]
+            site = PenaltySite(model.step, s, e, rollout.last_step, p, probe, detached=self.detach_state)
+            difference = site.in_batch(self._eps(s))[1]
             with torch.autocast(device.type, enabled=False):
                 true = PenaltySite(model.step, s.to(dtype), e.to(dtype), rollout.last_step, p, probe).exact()[1]
-        return float((found.square().sum() / true.square().sum() - 1).abs())
+        return float((difference.square().sum() / true.square().sum() - 1).abs())
 
     def probe(self, s: Tensor, batch: Batch, update: int, *, padding: bool = False) -> JacobianProbe:
         """Returns the rows of a batch that are probed at an update, and their directions; `padding`: not left out."""
@@ -234,14 +231,14 @@ class JacobianPenalty(Penalty):
         if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             if self.random:
                 raise ValueError("jacobian: mode 'fd' holds dropout fixed, which a captured pass cannot; allowed: mode 'exact'")
-            return site.inside(eps)
+            return site.in_batch(eps)
         before = random_state(device)
         if not self.random:
-            result = site.inside(eps)
+            result = site.in_batch(eps)
             if torch.equal(random_state(device), before):
                 return result
             set_random_state(device, before)  # the copies got masks of their own: as if this pass had not been
-        result = site.beside(eps)
+        result = site.second_pass(eps)
         self.random = not torch.equal(random_state(device), before)
         return result
 
@@ -269,36 +266,36 @@ class PenaltySite:
             here, jv = product(lambda x: self.step(x, e, self.t, p), s, v.to(s.dtype))
         return here, self.probe.real(wide(jv))
 
-    def inside(self, eps: float) -> tuple[Tensor, Tensor]:
+    def in_batch(self, eps: float) -> tuple[Tensor, Tensor]:
         """Returns s′ and J v by difference, the moved states as further rows of the batch: one call of the step."""
-        moved, way = self.moved(eps)
+        moved, distance = self.moved(eps)
         every = torch.arange(self.s.shape[0], device=self.s.device)
         picked = every if self.probe.index is None else self.probe.index
         e, p = self.rows(torch.cat([every, *[picked] * len(moved)]))
         after = self.step(torch.cat([self.s, *moved]), e, self.t, p)
         y, *ends = after.split([every.numel(), *[picked.numel()] * len(moved)])
-        return y, self.slope(ends[0], ends[1] if self.detached else self.probe.pick(y), way)
+        return y, self.slope(ends[0], ends[1] if self.detached else self.probe.pick(y), distance)
 
-    def beside(self, eps: float) -> tuple[Tensor, Tensor]:
+    def second_pass(self, eps: float) -> tuple[Tensor, Tensor]:
         """Returns s′ and J v by difference, both ends with the same dropout masks: equal shapes from an equal random state.
 
         One end of each probed row and half of the other rows run in a first call, the other ends and the other half in a
-        second: the work of `inside`, in two calls. So the rows of the two halves share their masks in pairs.
+        second: the work of `in_batch`, in two calls. So the rows of the two halves share their masks in pairs.
         """
-        moved, way = self.moved(eps)
+        moved, distance = self.moved(eps)
         every = torch.arange(self.s.shape[0], device=self.s.device)
         index = every if self.probe.index is None else self.probe.index
         others = every if self.detached else self.rest()
         probed, left = index.numel(), others.numel()
         half = (left + 1) // 2
         before = random_state(self.s.device)
-        there = self.call(moved[0], index, others[:half])
+        perturbed = self.call(moved[0], index, others[:half])
         set_random_state(self.s.device, before)
-        here = self.call(moved[1] if self.detached else self.probe.pick(self.s), index, others[left - half :])
-        y = torch.cat([there[probed:], here[probed + 2 * half - left :]])  # an odd number: one row is in both halves
+        base = self.call(moved[1] if self.detached else self.probe.pick(self.s), index, others[left - half :])
+        y = torch.cat([perturbed[probed:], base[probed + 2 * half - left :]])  # an odd number: one row is in both halves
         if not self.detached:
-            y = torch.cat([here[:probed], y]).index_select(0, torch.cat([index, others]).argsort())
-        return y, self.slope(there[:probed], here[:probed], way)
+            y = torch.cat([base[:probed], y]).index_select(0, torch.cat([index, others]).argsort())
+        return y, self.slope(perturbed[:probed], base[:probed], distance)
 
     def call(self, ends: Tensor, index: Tensor, others: Tensor) -> Tensor:
         """Returns the states after the step of one end of the probed rows, and of some others as they are."""
@@ -306,16 +303,16 @@ class PenaltySite:
         return self.step(torch.cat([ends, self.s.index_select(0, others)]), e, self.t, p)
 
     def moved(self, eps: float) -> tuple[list[Tensor], Tensor]:
-        """Returns the probed states moved along v (and against it, where detached), and the way between both ends [N, 1, 1]."""
+        """Returns the probed states moved along v (and against it, where detached), and the distance of both ends [N, 1, 1]."""
         s = self.probe.pick(self.s.detach() if self.detached else self.s)
         size = norms(self.probe.real(wide(s.detach())))
         size = eps * torch.where(size > 0, size, math.sqrt(s.shape[1] * s.shape[2]))  # zeros: as if the entries were 1
         shift = (size * self.probe.v).to(s.dtype)
         return ([s + shift, s - shift], 2 * size) if self.detached else ([s + shift], size)
 
-    def slope(self, there: Tensor, here: Tensor, way: Tensor) -> Tensor:
-        """Returns the difference of two ends over the way between them."""
-        return self.probe.real((wide(there) - wide(here)) / way)
+    def slope(self, perturbed: Tensor, base: Tensor, distance: Tensor) -> Tensor:
+        """Returns the difference of two ends over the distance between them."""
+        return self.probe.real((wide(perturbed) - wide(base)) / distance)
 
     def joined(self, here: Tensor) -> Tensor:
         """Returns s′ of the whole batch, given that of the probed rows."""
@@ -338,11 +335,11 @@ class PenaltySite:
         return (self.e, self.p) if index is None else (self.e.index_select(0, index), self.p.rows(index))
 
 
-# the modes without a ride
+# the modes that take a step of their own
 
 
 def once_more(penalty: JacobianPenalty, model: LoopedForCausalLM, rollout: Rollout) -> Tensor:
-    """Returns what the ride would have measured."""
+    """Returns what the last step would have measured on the way."""
     return penalty.run_last_step(
         rollout.step, rollout.before, rollout.e, rollout.last_step, rollout.p, rollout.batch, rollout.plan.update
     )[1]
@@ -379,11 +376,6 @@ def default_eps(s: Tensor) -> float:
     if kind == torch.float32 and s.device.type == "cuda" and torch.get_float32_matmul_precision() != "highest":
         return TF32_EPS
     return EPS[kind]
-
-
-def wide(x: Tensor) -> Tensor:
-    """Returns x in float32, or float64 where it is that."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 # rounding over ε against curvature times ε: about the square root of the rounding, times what a step's many sums add

@@ -85,7 +85,7 @@ class Weighted:
 
     @property
     def hook(self) -> Penalty | None:
-        """The penalty where it rides along in the last step, else None."""
+        """The penalty where it is computed in the last step, else None."""
         return self.penalty if self.penalty.in_last_step else None
 
     def factor(self, update: int, solved_at: int | None = None) -> float:

@@ -1,9 +1,8 @@
-"""Reading out where a token is to be predicted: states → features → logits → one number per target, and nothing elsewhere.
+"""Reading out where a token is to be predicted: states → features → logits → one number per target, and nothing elsewhere; and
+what each step counts for where an objective reads all of them: named weightings, a list, or the model's own exit gate.
 
 Labels are often mostly ignored (four-digit addition asks for 7 of 17 positions), so the targets are picked before the head,
 and before the final norm too where no coda looks at the other positions.
-
-What each step counts for where an objective reads all of them: named weightings, a list, or the model's own exit gate.
 """
 
 from __future__ import annotations
@@ -79,8 +78,7 @@ def target_features(model: LoopedForCausalLM, states: Sequence[Tensor], p: Pass,
 
 def target_logits(model: LoopedForCausalLM, features: Tensor, p: Pass) -> Tensor:
     """Returns the logits of features, in at least float32."""
-    logits = model.head(features, p)
-    return logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return wide(model.head(features, p))
 
 
 def cross_entropies(model: LoopedForCausalLM, features: Tensor, p: Pass, targets: Targets) -> tuple[Tensor, Tensor]:

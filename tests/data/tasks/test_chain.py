@@ -34,13 +34,13 @@ def test_answers_follow_from_the_text(seed: int, kind: tuple[str, int], places: 
         assert isinstance(source, Table)
         for row in range(len(source)):
             start, *words, equals, answer, end = source.show(row).split(" ")
-            assert (equals, end) == ("=", "§") and len([w for w in words if w != "."]) == int(source.needs[row])
+            assert (equals, end) == ("=", "§") and len([w for w in words if w != "."]) == int(source.required_depth[row])
             assert places is None or len(words) == places
             value = int(start)
             for word in words:
                 value = apply(word, value, m)
             assert value == int(answer)
-        assert (source.batch([0]).attention_mask is None) == (places is not None or len(set(source.needs.tolist())) == 1)
+        assert (source.batch([0]).attention_mask is None) == (places is not None or len(set(source.required_depth.tolist())) == 1)
 
 
 @settings(max_examples=15)
@@ -60,7 +60,7 @@ def test_with_an_answer_after_every_operation_each_is_that_of_the_chain_so_far(
         labels = source.batch(range(len(source))).labels
         for row in range(len(source)):
             start, *words, end = source.show(row).split(" ")
-            assert end == "§" and len([w for w in words if w != "."]) == int(source.needs[row])
+            assert end == "§" and len([w for w in words if w != "."]) == int(source.required_depth[row])
             values = [int(start)]
             for word in words:
                 values.append(apply(word, values[-1], m))

@@ -49,7 +49,7 @@ def test_answers_are_the_digits_of_the_sum(seed: int) -> None:
             # the model shifts labels once: what stands at place j + 1 is asked at the column in place j
             assert asked.nonzero().flatten().tolist() == list(range(2, len(columns) + 3))
             sums = [int(column[0]) + int(column[2]) for column in columns]
-            assert int(source.needs[row]) == steps_of_a_narrow_window([*sums, 0])
+            assert int(source.required_depth[row]) == steps_of_a_narrow_window([*sums, 0])
 
 
 @settings(max_examples=50)
@@ -76,19 +76,20 @@ def test_no_split_has_a_row_of_another_with_digits_exchanged(seed: int) -> None:
 
 def test_room_counts_what_is_left_beside_held_rows() -> None:
     task = Columns()
-    assert task.room(3, None) == 100**3
+    assert task.capacity(3, None) == 100**3
     held = task.key(np.array([[1, 2, 3, 3], [2, 1, 3, 3], [4, 5, 6, 7]]))  # one column that can be exchanged, then two
-    assert held.tolist() == [[1, 2, 3, 3], [1, 2, 3, 3], [4, 5, 6, 7]] and task.room(2, held) == 100**2 - 2 - 4
+    assert held.tolist() == [[1, 2, 3, 3], [1, 2, 3, 3], [4, 5, 6, 7]] and task.capacity(2, held) == 100**2 - 2 - 4
 
 
 def test_carries_travel_farther_in_longer_rows() -> None:
-    needs = {n: Columns(lengths=[n], train=1, valid=1, test=500).splits().tests["test"].needs.double() for n in (8, 64)}
-    assert all(0.5 * n < needs[n].mean() < 0.8 * n and n - 2 <= needs[n].max() <= n + 1 for n in needs)
+    tables = {n: Columns(lengths=[n], train=1, valid=1, test=500).splits().tests["test"] for n in (8, 64)}
+    depths = {n: table.required_depth.double() for n, table in tables.items()}
+    assert all(0.5 * n < depths[n].mean() < 0.8 * n and n - 2 <= depths[n].max() <= n + 1 for n in depths)
 
 
 def test_digits_by_hand() -> None:
-    digits, needs = add_columns(np.array([[12, 9, 0], [9, 9, 0], [3, 15, 0], [10, 18, 9]]))
-    assert digits.tolist() == [[2, 0, 1], [9, 9, 0], [3, 5, 1], [0, 9, 0]] and needs.tolist() == [2, 3, 1, 1]
+    digits, depths = add_columns(np.array([[12, 9, 0], [9, 9, 0], [3, 15, 0], [10, 18, 9]]))
+    assert digits.tolist() == [[2, 0, 1], [9, 9, 0], [3, 5, 1], [0, 9, 0]] and depths.tolist() == [2, 3, 1, 1]
 
 
 def test_the_model_is_asked_at_the_column() -> None:

@@ -31,7 +31,7 @@ def test_answers_follow_the_definition(seed: int, symbols: int, hops: list[int])
             letters, _, answer = text.rstrip("§").rpartition(">")
             x = letters.rstrip(">")
             p = len(letters) + 1 - len(x)
-            assert len(text) == 32 and p == int(source.needs[row]) and all(a != b for a, b in pairwise(x))
+            assert len(text) == 32 and p == int(source.required_depth[row]) and all(a != b for a, b in pairwise(x))
             place: int | None = len(x)
             for _ in range(p):
                 assert place is not None
@@ -65,7 +65,7 @@ def test_answers_at_every_letter_follow_the_definition(seed: int, symbols: int, 
         for row in range(len(source)):
             text = source.show(row)
             x = text.strip("^>§")
-            assert text == "^" + ">" * p + x + "§" and p == int(source.needs[row])
+            assert text == "^" + ">" * p + x + "§" and p == int(source.required_depth[row])
             expected = ""
             for i in range(1, len(x) + 1):
                 place: int | None = i
@@ -99,9 +99,11 @@ def test_rising_brings_harder_rows_later() -> None:
     options: dict[str, Any] = {"hops": [1, 2, 3, 4], "length": 24, "train": 4000, "valid": 1, "test": 1}
     train, mixed = (Hops(**options, rising=rising).splits().train for rising in (0.8, 0.0))
     assert isinstance(train, Table) and isinstance(mixed, Table)
-    firsts = [int((train.needs == p).nonzero()[0]) for p in (1, 2, 3, 4)]
-    assert firsts == sorted(firsts) and firsts[3] > 1000 and train.needs[-400:].unique().tolist() == [1, 2, 3, 4]
-    assert sorted(train.needs.tolist()) == sorted(mixed.needs.tolist()) and mixed.needs[:100].unique().tolist() == [1, 2, 3, 4]
+    firsts = [int((train.required_depth == p).nonzero()[0]) for p in (1, 2, 3, 4)]
+    assert firsts == sorted(firsts) and firsts[3] > 1000 and train.required_depth[-400:].unique().tolist() == [1, 2, 3, 4]
+    assert sorted(train.required_depth.tolist()) == sorted(mixed.required_depth.tolist()) and mixed.required_depth[
+        :100
+    ].unique().tolist() == [1, 2, 3, 4]
 
 
 @pytest.mark.parametrize(

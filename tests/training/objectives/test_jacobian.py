@@ -1,5 +1,7 @@
 """The Jacobian penalty against the whole Jacobian, in float64; padding, processes, dropout, precision."""
 
+from __future__ import annotations
+
 import json
 from dataclasses import replace
 
@@ -14,7 +16,17 @@ import loopwright as lw
 from loopwright.data.batch import Batch
 from loopwright.model.causal_lm import plain_config
 from loopwright.training.compile import CompiledStep
-from loopwright.training.objectives.jacobian import JacobianPenalty, JacobianProbe, PenaltySite, default_eps
+from loopwright.training.objectives.jacobian import (
+    POOL,
+    Directions,
+    JacobianPenalty,
+    JacobianProbe,
+    PenaltySite,
+    default_eps,
+    norms,
+    token_places,
+    windows,
+)
 from loopwright.training.rollout import Plan, rollout
 from tests.cases import golden_folders, noisy
 from tests.metrics.test_dual import NAMES
@@ -203,7 +215,7 @@ def test_a_part_without_probed_rows_adds_nothing():
 @pytest.mark.parametrize("share", [0.25, 1.0])
 @pytest.mark.parametrize("detach", [False, True])
 @pytest.mark.parametrize("dropout", [0.0, 0.2])
-def test_riding_leaves_the_state_as_it_is(mode, share, detach, dropout):
+def test_the_last_step_with_a_penalty_leaves_the_state_as_it_is(mode, share, detach, dropout):
     model, batch = small_model(dropout=dropout), batch_of(8, 4)
     penalty = JacobianPenalty(mode, share=share, detach_state=detach)
     with torch.no_grad():
@@ -255,7 +267,7 @@ def test_dropout_is_held_between_the_two_ends(rows, share, detach):
     true = penalty.mean(together.product(v)[1], batch)
     assert found.item() == pytest.approx(true.item(), rel=1e-3)
     site = PenaltySite(model.step, path.before, path.e, path.last_step, path.p, probe)
-    wrong = penalty.mean(site.inside(1e-6)[1], batch)  # other masks on the copies: their difference over ε
+    wrong = penalty.mean(site.in_batch(1e-6)[1], batch)  # other masks on the copies: their difference over ε
     assert wrong.item() > 1e6 * true.item()
 
 
@@ -267,9 +279,9 @@ def test_inside_and_beside_are_the_same_without_dropout(rows, share, detach):
     path = rollout(model, batch, Plan(2, 2))
     probe = JacobianPenalty("fd", share=share).probe(path.before, batch, 0)
     site = PenaltySite(model.step, path.before, path.e, path.last_step, path.p, probe, detached=detach)
-    for a, b in zip(site.inside(1e-6), site.beside(1e-6), strict=True):
+    for a, b in zip(site.in_batch(1e-6), site.second_pass(1e-6), strict=True):
         assert off(a, b) < 1e-8
-    assert off(site.inside(1e-6)[0], path.last) < 1e-12
+    assert off(site.in_batch(1e-6)[0], path.last) < 1e-12
 
 
 def test_a_fresh_penalty_draws_as_one_that_has_seen_dropout():
@@ -392,3 +404,91 @@ def test_on_the_gpu_compiled_steps_serve():
             again = rollout(model, batch, Plan(3, 3), step=compiled, hook=JacobianPenalty(mode, share=1.0))
             model.train()
         assert again.probe.item() == pytest.approx(values.pop(), rel=0.01)
+
+
+# Directions: a pure function of seed, update, row, token and channel; of norm 1; evenly spread
+
+
+def drawn(rows, *, seed=0, update=0, length=5, width=16, valid=None, dtype=torch.float64) -> torch.Tensor:
+    like = torch.empty(1, length, width, dtype=dtype)
+    rows = torch.as_tensor(rows)
+    return Directions(seed)(update, rows, token_places(valid, like), like, valid)
+
+
+def test_norm_one_per_row_over_the_real_tokens():
+    valid = torch.tensor([[True] * 5, [False, False, True, True, True]])
+    v = drawn([0, 1], valid=valid)
+    assert norms(v).flatten().tolist() == pytest.approx([1, 1])
+    assert v[1, :2].abs().max() == 0
+
+
+def test_a_row_has_its_direction_whatever_stands_beside_it():
+    v = drawn([3, 8, 1_000_003])
+    assert torch.equal(drawn([8]), v[1:2])
+    assert torch.equal(drawn([1_000_003, 3]), v[[2, 0]])
+    left = drawn([8], length=7, valid=torch.tensor([[False] * 2 + [True] * 5]))
+    assert torch.allclose(left[:, 2:], v[1:2], rtol=1e-12)
+
+
+def test_everything_it_depends_on_changes_it():
+    v = drawn([3])
+    for other in (drawn([4]), drawn([3], update=1), drawn([3], seed=1), drawn([3], seed=-1)):
+        assert (v * other).sum().abs() < 0.6
+    assert (v[0, 0] * v[0, 1]).sum().abs() < 0.5 * v[0, 0].norm() * v[0, 1].norm()
+
+
+def test_directions_are_evenly_spread():
+    """The mean of v vᵀ is the unit matrix over n, up to what so many draws leave."""
+    v = drawn(torch.arange(6000), length=3, width=8, dtype=torch.float32).flatten(1)
+    mean = v.T @ v / len(v) * v.shape[1]
+    assert (mean - torch.eye(24)).abs().max() < 5 * 1.5 / len(v) ** 0.5
+
+
+def test_the_windows_close_to_a_ring():
+    w = windows(0, torch.device("cpu"), 16)
+    assert w.shape == (POOL, 16)
+    assert torch.equal(w[POOL - 1, 1:], w[0, :15])
+    assert w[:, 0].std().item() == pytest.approx(0.98, abs=0.02)  # a normal cut at 3
+
+
+def test_a_probe_picks_and_hides():
+    x = torch.arange(12.0).view(3, 2, 2)
+    probe = JacobianProbe(torch.tensor([2, 0]), x, torch.tensor([[True, False], [True, True]]))
+    assert torch.equal(probe.pick(x), x[[2, 0]])
+    assert probe.real(x[:2])[0, 1].tolist() == [0, 0]
+    everything = JacobianProbe(None, x, None)
+    assert everything.pick(x) is x and everything.real(x) is x
+
+
+# What rounding does to the penalty's gradient over activations with a kink: why processes differ more with ReLU
+
+
+WIDER = {"hidden_size": 32, "intermediate_size": 128}
+
+
+def worst_change(mlp: str, mode: str, **options) -> float:
+    """How far the penalty's gradient moves when all parameters are moved by one part in a million, at worst of 20 ways.
+
+    In float64, so that nothing but the penalty itself makes it large; rounding in float32 moves states by about as much.
+    """
+    model = noisy("stars-addition-tiny", std=0.3, **{**SMALL, **WIDER, "mlp": mlp, "injection": {"kind": "add"}})
+    model, batch = model.double(), batch_of(16, 8)
+    before, generator = gradients(model, value_of(model, batch, mode, **options)), torch.Generator().manual_seed(1)
+    own, worst = [p.detach().clone() for p in model.parameters()], 0.0
+    for _ in range(20):
+        with torch.no_grad():
+            for parameter, value in zip(model.parameters(), own, strict=True):
+                parameter.copy_(value * (1 + 1e-6 * torch.randn(value.shape, generator=generator, dtype=value.dtype)))
+        worst = max(worst, off(gradients(model, value_of(model, batch, mode, **options)), before))
+    return worst
+
+
+@pytest.mark.slow
+def test_over_relu_the_gradient_of_a_difference_jumps_and_by_how_much():
+    """A unit whose sign differs between the two ends of the difference weighs 1/ε in the gradient: one that is 0 up to rounding
+    is on either side by chance. So processes that round otherwise differ more than with GELU, a larger ε or the exact product."""
+    smooth = worst_change("gelu", "fd", share=1.0, eps=3e-3)
+    kinked = worst_change("relu", "fd", share=1.0, eps=3e-3)
+    assert smooth < 5e-5 and 3 * smooth < kinked < 1e-3
+    assert worst_change("relu", "fd", share=1.0, eps=3e-2) < 2 * smooth
+    assert worst_change("relu", "exact") < 2 * smooth

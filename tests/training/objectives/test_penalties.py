@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loopwright.data.batch import Batch
-from loopwright.training.module import TrainingModule
 from loopwright.training.objectives.losses import EveryStep, Final
 from loopwright.training.objectives.penalties import PENALTIES, StateChange, Weighted
 from loopwright.training.rollout import Penalty, Plan, rollout
+from loopwright.training.run import TrainingModule
 from tests.cases import gap, noisy
 
 

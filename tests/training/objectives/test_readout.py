@@ -1,5 +1,7 @@
 """Reading out at the targets alone equals reading out everywhere, for every preset, in values and in gradients."""
 
+from __future__ import annotations
+
 import math
 
 import pytest
@@ -11,7 +13,14 @@ from hypothesis import strategies as st
 from loopwright.data.batch import Batch
 from loopwright.model.presets import PRESETS
 from loopwright.training.objectives import readout
-from loopwright.training.objectives.readout import cross_entropies, find_targets, over_chunks, target_features, target_logits
+from loopwright.training.objectives.readout import (
+    StepWeights,
+    cross_entropies,
+    find_targets,
+    over_chunks,
+    target_features,
+    target_logits,
+)
 from loopwright.training.rollout import Plan, rollout
 from tests.cases import gap, noisy
 
@@ -137,3 +146,53 @@ def test_over_chunks_joins_what_several_rows_give(monkeypatch):
     monkeypatch.setattr(readout, "CHUNK", 20)
     found = over_chunks(lambda a, b: torch.stack([a.sum(1) * b, b]), 10, x, y)
     assert gap(found, torch.stack([x.sum(1) * y, y])) < 1e-6
+
+
+# Weights over steps: their sum, their forms, and what is refused
+
+
+@given(st.integers(1, 9), st.sampled_from(["uniform", "linear", "geometric", [0.0, 0.0, 2.0]]), st.floats(0.1, 2))
+@settings(max_examples=30)
+def test_weights_sum_to_one(steps, weights, ratio):
+    found = StepWeights("x", weights, ratio)(steps)
+    assert len(found) == (steps if isinstance(weights, str) else min(steps, 3))
+    assert sum(found) == pytest.approx(1) and min(found) >= 0
+
+
+def test_the_forms():
+    assert StepWeights("x", "linear")(4) == pytest.approx([0.1, 0.2, 0.3, 0.4])
+    assert StepWeights("x", "geometric", 0.5)(3) == pytest.approx([1 / 7, 2 / 7, 4 / 7])
+
+
+@pytest.mark.parametrize("weights", ["linera", [], [1.0, 0.0], [-1.0, 1.0], [float("nan"), 1.0]])
+def test_what_is_no_weighting_is_refused_in_one_line(weights):
+    with pytest.raises(ValueError, match=r"^objective \(grpo\): credit is") as error:
+        StepWeights("objective (grpo): credit", weights)
+    assert "\n" not in str(error.value)
+
+
+# The cross-entropy as a kernel, beside torch's own in float64
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("rows", "width"), [(1, 7), (5, 4096), (33, 9001), (0, 16)])
+def test_kernel_is_the_cross_entropy(rows: int, width: int, dtype: torch.dtype) -> None:
+    from loopwright.kernels.entropy import CrossEntropy
+
+    draws = torch.Generator("cuda").manual_seed(rows + width)
+    logits = (8 * torch.randn(rows, width, generator=draws, device="cuda")).to(dtype).requires_grad_()
+    ids = torch.randint(0, width, (rows,), generator=draws, device="cuda")
+    of_loss, of_z = (torch.randn(rows, generator=draws, device="cuda") for _ in range(2))
+    exact = logits.detach().double().requires_grad_()
+    z = exact.logsumexp(1)
+    wanted = z - exact.gather(1, ids[:, None])[:, 0]
+    (wanted @ of_loss.double() + z @ of_z.double()).backward()
+
+    loss, log_z = CrossEntropy.apply(logits, ids)
+    (loss @ of_loss + log_z @ of_z).backward()
+    torch.testing.assert_close(loss.double(), wanted, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(log_z.double(), z, rtol=1e-5, atol=1e-5)
+    assert logits.grad is not None and exact.grad is not None and logits.grad.dtype == dtype
+    near = 1e-5 if dtype == torch.float32 else 1e-2
+    torch.testing.assert_close(logits.grad.double(), exact.grad, rtol=near, atol=near * 0.1)
