@@ -20,6 +20,7 @@ MOVED = {
     "loopwright.model.tap": "loopwright.model.taps",
     "loopwright.settings": "loopwright.schema",
 }
+VERBS = ("check", "evaluate", "retrofit", "train")  # whose names rooms had
 
 
 class _Finder(MetaPathFinder):
@@ -49,10 +50,10 @@ class _Same(Loader):
 
 
 class _Package(ModuleType):
-    """Keeps the verb `lw.evaluate` in its place when the folder of that name is asked for."""
+    """Keeps verbs in their places when a folder that had the same name is asked for, or is left over from before."""
 
     def __setattr__(self, name: str, value: object) -> None:
-        if f"{self.__name__}.{name}" not in MOVED or not isinstance(value, ModuleType):
+        if name not in VERBS or not isinstance(value, ModuleType):
             super().__setattr__(name, value)
 
 

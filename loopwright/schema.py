@@ -142,7 +142,14 @@ class _Loader(yaml.SafeLoader):
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes in quotes what YAML 1.1 or YAML 1.2 would read as something else than text."""
+    """Writes in quotes what YAML 1.1 or YAML 1.2 would read as something else than text, or fold as an end of line."""
+
+    def text(self, value: str) -> yaml.Node:
+        """Writes a string."""
+        return self.represent_scalar("tag:yaml.org,2002:str", value, style='"' if re.search("[\x85\u2028\u2029]", value) else None)
+
+
+_Dumper.add_representer(str, _Dumper.text)
 
 
 for _name, (_form, _letters) in _WORDS.items():

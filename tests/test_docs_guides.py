@@ -101,7 +101,7 @@ def test_adapters_go_into_the_weights_as_the_page_says(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("page", "without", "count"),
     [
-        ("training.md", "heal-smollm2|runs/heal", 5),
+        ("training.md", "heal-smollm2|runs/heal", 4),
         ("retrofit.md", "stories260[kK]|runs/heal", 2),
         ("evaluation.md", r"--tasks|\./(source|cut|healed)|lm-eval", 7),
     ],

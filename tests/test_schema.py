@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from loopwright.schema import (
@@ -186,6 +186,7 @@ def test_words_are_what_yaml_1_2_says_and_text_comes_back_as_text(word: str) -> 
         st.text(max_size=8), st.from_regex(r"[-+0-9.eE_:xob]{1,6}", fullmatch=True), st.floats(), st.integers(-(2**63), 2**63 - 1)
     )
 )
+@example("a\x85b")
 def test_what_is_written_is_what_is_read(value: object) -> None:
     back = read_yaml(write_yaml([value]), "x")[0]
     assert back == value or value != value

@@ -51,7 +51,7 @@ def test_limits_are_allowed_ones_and_reach_from_first_to_last_step() -> None:
 def test_a_model_is_measured_by_every_rule(kind: str, learned: str) -> None:
     rows = Columns(lengths=[4], train=20, valid=20, test=30, padding="plain").splits().tests["test"]
     found = measure(noisy("ouro-1.4b-tiny", vocab_size=113, halting={"kind": kind}), ColumnTokens(rows), 4, learned)
-    assert set(found["rules"]) == {learned, "change", "divergence", "entropy", "stable"} and sum(found["required_depth"]) == 30 * 5
+    assert set(found["rules"]) == {learned, "change", "divergence", "entropy", "stable"} and sum(found["needs"]) == 30 * 5
     assert len(found["fixed"]["loss"]) == 4 and found["grid"][0] == 1 and found["grid"][-1] == 4
     for curve in found["rules"].values():
         assert len(curve["loss"]) == len(found["grid"]) and 1 <= curve["own"][0] <= 4

@@ -210,7 +210,11 @@ def test_a_conversation_goes_on_from_it():
 @torch.no_grad()
 def test_a_quantised_cache_is_near(case):
     """Of float8: within its rounding; beside keys, the running sums of a controller are kept as they are. At any depth."""
-    model = model_of(case).float()
+    model = deepcopy(model_of(case)).float()
+    try:
+        QuantizedCache(backend="fp8", config=model.config)
+    except ValueError:
+        pytest.skip("this version of transformers has no cache of float8")
     ids = ids_of(model, 2, 8)
     for depth in (2, 4, 5):
         held = QuantizedCache(backend="fp8", config=model.config)
@@ -220,7 +224,6 @@ def test_a_quantised_cache_is_near(case):
         assert 0 < gap(found, full[:, 5:]) < 0.2 * full.abs().max()
     options = {**GREEDY, "cache_implementation": "quantized", "cache_config": {"backend": "fp8"}}
     assert model.generate(ids, **options, num_beams=2).shape[1] > 8
-    model_of.cache_clear()
 
 
 @pytest.mark.ecosystem
