@@ -493,7 +493,8 @@ def _wrong_kept(values: Mapping[str, Any]) -> Iterator[str]:
     if not numbered or not all(isinstance(label, str) for label in labels.values()):
         yield f"id2label is {shown(labels)}; allowed: whole numbers with their labels"
     numbers = values.get("label2id") or {}
-    if not all(isinstance(label, str) and (isinstance(number, str) or is_whole(number)) for label, number in numbers.items()):
+    as_text = bool(numbers) and all(isinstance(number, str) and number.isdecimal() for number in numbers.values())
+    if not all(isinstance(label, str) and (as_text or is_whole(number)) for label, number in numbers.items()):
         yield f"label2id is {shown(numbers)}; allowed: labels with their whole numbers"
     for count, name in ((values.get("num_labels") or 0, "num_labels"), (len(labels), "id2label")):
         if not 0 <= count <= MOST_LABELS:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from loopwright.schema import Kinds, build_kind, check_kind, suggest
 from loopwright.training.rollout import Plan
+from loopwright.untrusted import shown
 
 HALF = math.nextafter(0.5, 0.0)  # the quantile of the lower median
 WIDEST = 3.0  # of the logarithm of a depth: a spread of e³ either way
@@ -91,10 +92,10 @@ class Choice(DepthRule):
 
     def __init__(self, values: list[int], weights: list[float] | None = None, grad_steps: int | None = None) -> None:
         if not values or not all(isinstance(value, int) and value > 0 for value in values):
-            raise ValueError(f"depth (choice): values {values!r}; allowed: a list of depths, each at least 1")
+            raise ValueError(f"depth (choice): values {shown(values)}; allowed: a list of depths, each at least 1")
         weights = [1.0] * len(values) if weights is None else weights
         if len(weights) != len(values) or not all(w >= 0 for w in weights) or not 0 < sum(weights) < math.inf:
-            raise ValueError(f"depth (choice): weights {weights!r}; allowed: one per value, none below 0, not all 0")
+            raise ValueError(f"depth (choice): weights {shown(weights)}; allowed: one per value, none below 0, not all 0")
         _check("choice", min(values), max(values), grad_steps)
         pairs = sorted(zip(values, weights, strict=True))
         self.values, self.weights = [value for value, _ in pairs], [weight for _, weight in pairs]

@@ -18,6 +18,7 @@ from loopwright.retrofitting.surgery import convert, converted_config, freeze_ba
 from loopwright.retrofitting.systems import TRAINS, find_system, make_plan
 from loopwright.schema import Given, build_kind, merge
 from loopwright.storage.run import saved
+from loopwright.untrusted import shown
 
 
 class FromPreset:
@@ -91,7 +92,7 @@ class FromRetrofit:
         trains: str | None = None,
     ) -> None:
         if trains not in (None, *TRAINS):
-            raise ValueError(f"model (retrofit): trains is {trains!r}; allowed: {', '.join(TRAINS)}, or leave it out")
+            raise ValueError(f"model (retrofit): trains is {shown(trains)}; allowed: {', '.join(TRAINS)}, or leave it out")
         self.source, self.dtype = source, dtype
         self.trains = trains or find_system(system).trains
         self.plan = make_plan(system, dict(changes or {}))

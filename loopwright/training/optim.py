@@ -29,6 +29,7 @@ from loopwright.model.layers import NORMS
 from loopwright.model.parts.part import Part as ModelPart
 from loopwright.schema import Kinds, check_choice, check_form, check_number, check_whole, refuse_unknown
 from loopwright.training.trainable import choose, counted, nearest
+from loopwright.untrusted import shown
 
 
 class EllisAdam(torch.optim.Optimizer):
@@ -489,7 +490,7 @@ def _read_patterns(patterns: Sequence[str] | None) -> list[str] | None:
     if patterns is None:
         return None
     if isinstance(patterns, str) or not all(isinstance(pattern, str) for pattern in patterns):
-        raise ValueError(f"optim: train is {patterns!r}; allowed: a list of patterns of parameter names")
+        raise ValueError(f"optim: train is {shown(patterns)}; allowed: a list of patterns of parameter names")
     return list(patterns)
 
 
@@ -555,7 +556,7 @@ class WarmupStableDecay(Falling):
         super().__init__(warmup, floor)
         self.decay = check_whole("schedule.decay", decay, 0)
         if shape not in SHAPES:
-            raise ValueError(f"schedule: shape is {shape!r}; allowed: {', '.join(SHAPES)}")
+            raise ValueError(f"schedule: shape is {shown(shape)}; allowed: {', '.join(SHAPES)}")
         self.shape = shape
 
     def begin(self, updates: int) -> int:

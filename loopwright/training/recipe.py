@@ -194,7 +194,7 @@ def make_recipe(data: Any, where: str = "recipe", *, changes: Mapping[str, Any] 
     if toy:
         small = data.get("toy") or {}
         if not isinstance(small, Mapping):
-            raise ValueError(f"{where}: toy is {small!r}; allowed: a mapping of names to values")
+            raise ValueError(f"{where}: toy is {shown(small)}; allowed: a mapping of names to values")
         data = merge(data, small)
     try:
         return _filled(merge(data, changes or {}))
