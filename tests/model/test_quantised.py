@@ -106,7 +106,6 @@ def test_no_kernel_answers_for_what_is_quantised_on_a_gpu(name, dtype):
 
 
 @pytest.mark.gpu
-@pytest.mark.ecosystem
 @pytest.mark.parametrize("name", NAMES)
 @torch.no_grad()
 def test_torchao_on_a_gpu(name):
