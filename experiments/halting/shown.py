@@ -31,21 +31,16 @@ class Shown:
     first: int = 0
 
 
-def mean(values: Sequence[float]) -> float:
-    """Returns the mean."""
-    return fmean(values)
-
-
 def percent(values: Sequence[float | None]) -> str:
     """Returns the mean in per cent; a dash where a value is missing."""
     known = [value for value in values if value is not None]
-    return f"{100 * mean(known):.1f}" if len(known) == len(values) else "–"
+    return f"{100 * fmean(known):.1f}" if len(known) == len(values) else "–"
 
 
 def number(values: Sequence[float | None], digits: int = 2) -> str:
     """Returns the mean; a dash where a value is missing."""
     known = [value for value in values if value is not None]
-    return f"{mean(known):.{digits}f}" if len(known) == len(values) else "–"
+    return f"{fmean(known):.{digits}f}" if len(known) == len(values) else "–"
 
 
 def nats(values: Sequence[float | None]) -> str:

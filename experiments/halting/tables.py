@@ -6,12 +6,13 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
 
 from experiments.halting.reading import SIMPLE
-from experiments.halting.shown import SHOWN, Shown, mean, number
+from experiments.halting.shown import SHOWN, Shown, number
 from experiments.seeds import over_seeds
 from loopwright.metrics.intervals import mean_interval
 
@@ -102,7 +103,7 @@ def against(models: Models, shown: Shown) -> str:
                 continue
             each = ", ".join(f"{value:+.4f}" for value in found["each"])
             spans = [f"{low:+.4f} to {high:+.4f}" for low, high in (found["rows"], found["seeds"])]
-            lines.append(f"| {name} | {rule} | {mean(found['each']):+.4f} | {each} | {' | '.join(spans)} | {found['verdict']} |")
+            lines.append(f"| {name} | {rule} | {fmean(found['each']):+.4f} | {each} | {' | '.join(spans)} | {found['verdict']} |")
     return "\n".join(lines) + "\n"
 
 
@@ -143,7 +144,7 @@ def gap_at(seeds: Sequence[Mapping[str, Any]], rule: str, m: float) -> str:
     if len(gaps) < len(seeds):
         return "–"
     low, high = over_seeds(gaps)
-    text = f"{mean(gaps):+.4f}"
+    text = f"{fmean(gaps):+.4f}"
     return f"{text} ({low:+.4f} to {high:+.4f})" if low <= 0 <= high else f"**{text}** ({low:+.4f} to {high:+.4f})"
 
 

@@ -7,10 +7,11 @@ import re
 from collections.abc import Iterator, Sequence
 from functools import cache
 from itertools import product
+from statistics import fmean
 from typing import Any
 
 from experiments.halting.reading import SIMPLE
-from experiments.halting.shown import SHOWN, mean
+from experiments.halting.shown import SHOWN
 from experiments.halting.tables import Models, against, along, at_depth, at_target, by_mean_depth, curve_of, learned_of, models_of
 from experiments.halting.tables import difference as difference_at_oracle
 from experiments.seeds import stay_decided
@@ -129,7 +130,7 @@ def all_right(model: str, rule: str, *mean_depths: float) -> bool:
 
 def gate_is_best() -> bool:
     """Whether no gate of columns has a lower loss than that of the first stage, at each mean depth."""
-    loss = {(model, m): mean(at("columns", model, "learned", m)) for model, m in product(GATED, MEANS)}
+    loss = {(model, m): fmean(at("columns", model, "learned", m)) for model, m in product(GATED, MEANS)}
     return all(found >= loss[FIRST, m] for (_, m), found in loss.items())
 
 
@@ -143,7 +144,7 @@ def between() -> bool:
     """Whether at mean depth 2 ACT and the halter lie between a fixed depth and the first-stage gate in the mean, none decided."""
     gate = at("columns", FIRST, "learned", 2.0, "exact")
     own = {name: [at("columns", name, rule, 2.0, "exact") for rule in ("fixed", "learned")] for name in PONDER}
-    lies = all(mean(fixed) < mean(learned) < mean(gate) for fixed, learned in own.values())
+    lies = all(fmean(fixed) < fmean(learned) < fmean(gate) for fixed, learned in own.values())
     pairs = [less(learned, other) for fixed, learned in own.values() for other in (gate, fixed)]
     return lies and {each.verdict for each in pairs} == {"not resolved"}
 
@@ -175,13 +176,13 @@ def beside_fixed(rule: str, *mean_depths: float) -> list[Gaps]:
 def most_ahead(*mean_depths: float) -> float:
     """Returns how far any rule is ahead of a fixed depth on text at most, in the mean over seeds."""
     found = [(model, rule, m) for model, rule, m in product(GATED, ("learned", *SIMPLE), mean_depths) if at("text", model, rule, m)]
-    return max(mean(at("text", model, "fixed", m)) - mean(at("text", model, rule, m)) for model, rule, m in found)
+    return max(fmean(at("text", model, "fixed", m)) - fmean(at("text", model, rule, m)) for model, rule, m in found)
 
 
 def entropy_is_worst() -> bool:
     """Whether entropy has the highest loss of all rules on text, at each mean depth with each gated model."""
     return all(
-        mean(at("text", model, "entropy", m)) >= mean(at("text", model, rule, m))
+        fmean(at("text", model, "entropy", m)) >= fmean(at("text", model, rule, m))
         for model, m, rule in product(GATED, MEANS, ("fixed", "learned", *SIMPLE))
     )
 
@@ -193,7 +194,7 @@ def targets(model: str, rule: str) -> list[float]:
 
 def oracle_ahead() -> list[float]:
     """Returns how far the oracle is below a fixed depth of the same mean, by gated model."""
-    return [mean(targets(model, "fixed")) - mean(targets(model, "oracle")) for model in GATED]
+    return [fmean(targets(model, "fixed")) - fmean(targets(model, "oracle")) for model in GATED]
 
 
 def tenths(model: str, rule: str) -> list[float]:
@@ -201,7 +202,7 @@ def tenths(model: str, rule: str) -> list[float]:
     seeds = models("text")[model]
     name = learned_of(seeds[0]) if rule == "learned" else rule
     found = [(seed["oracle"] if rule == "oracle" else seed["rules"][name])["by_need"] for seed in seeds]
-    return [mean(tenth) for tenth in zip(*found, strict=True)]
+    return [fmean(tenth) for tenth in zip(*found, strict=True)]
 
 
 def uneven() -> float:
@@ -240,9 +241,9 @@ def fixed(model: str) -> Iterator[tuple[float, ...]]:
 
 def best(model: str) -> tuple[float, ...]:
     """Returns the losses at the depth with the least."""
-    return min(fixed(model), key=mean)
+    return min(fixed(model), key=fmean)
 
 
 def wins() -> list[float]:
     """Returns what the loop wins on text beside one step, by gated model."""
-    return [mean(next(fixed(model))) - mean(best(model)) for model in GATED]
+    return [fmean(next(fixed(model))) - fmean(best(model)) for model in GATED]

@@ -87,11 +87,6 @@ def convert(source: LoopedForCausalLM, plan: RetrofitPlan, *, seed: int = 0, inp
     return Conversion(model.eval(), layout, made)
 
 
-def converted_config(source: LoopedConfig, plan: RetrofitPlan) -> LoopedConfig:
-    """Returns the config of what a plan makes of a dense model of this config."""
-    return _config(source, _started_layout(plan, source.prelude_layers + source.coda_layers), plan)
-
-
 def source_layers(source: LoopedForCausalLM) -> list[nn.Module]:
     """Returns the layers of a dense model, first to last; a looped one is refused."""
     if not isinstance(source, LoopedForCausalLM):

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from loopwright.checkpoints.load import empty_model, named_dtype, read_files
-from loopwright.checkpoints.source import Source, load
+from loopwright.checkpoints.load import read_files
+from loopwright.checkpoints.source import load
 from loopwright.model.causal_lm import LoopedForCausalLM
 from loopwright.model.config import LoopedConfig
 from loopwright.model.presets import preset
-from loopwright.retrofitting.surgery import convert, converted_config, freeze_base
+from loopwright.retrofitting.surgery import convert, freeze_base
 from loopwright.retrofitting.systems import TRAINS, find_system, make_plan
 from loopwright.schema import Given, build_kind, merge
 from loopwright.storage.run import saved
@@ -36,10 +36,6 @@ class FromPreset:
     def build(self, seed: int) -> LoopedForCausalLM:
         """Returns the model; the seed alone decides its weights."""
         return started(self.config, seed)
-
-    def outline(self) -> LoopedForCausalLM:
-        """Returns the model on the meta device: all shapes, no memory."""
-        return empty_model(self.config)
 
 
 class FromWeights:
@@ -71,10 +67,6 @@ class FromWeights:
         changed.load_state_dict(there)
         return changed.to(dtype=next(model.parameters()).dtype)  # type: ignore[call-arg]  # how transformers wraps `to`
 
-    def outline(self) -> LoopedForCausalLM:
-        """Returns the model on the meta device; only its config is read."""
-        return _typed(empty_model(LoopedConfig(**merge(Source(self.source).config.to_dict(), self.changes))), self.dtype)
-
 
 class FromRetrofit:
     """A dense model made into a looped one, as `lw.retrofit` does: a `system` with `changes` to it.
@@ -100,13 +92,6 @@ class FromRetrofit:
     def build(self, seed: int) -> LoopedForCausalLM:
         """Returns the model; the seed decides what its parts start from."""
         model = convert(_loaded(self.source, self.dtype), self.plan, seed=seed).model
-        if self.trains == "parts":
-            freeze_base(model)
-        return model
-
-    def outline(self) -> LoopedForCausalLM:
-        """Returns the model on the meta device, frozen where the system freezes it; only the source's config is read."""
-        model = _typed(empty_model(converted_config(Source(self.source).config, self.plan)), self.dtype)
         if self.trains == "parts":
             freeze_base(model)
         return model
@@ -166,11 +151,6 @@ def _more_steps(tensors: dict[str, Tensor], wanted: dict[str, Tensor], before: i
             last = x.narrow(dim, before - 1, 1)
             grown[name] = torch.cat([x, *[last] * (after - before)], dim)
     return grown
-
-
-def _typed(model: LoopedForCausalLM, dtype: str) -> LoopedForCausalLM:
-    """A model in a named dtype; "auto", the files' own, is taken to be float32."""
-    return model.to(dtype=named_dtype(dtype) or torch.float32)  # type: ignore[call-arg]  # how transformers wraps `to`
 
 
 MODELS: dict[str, type] = {"preset": FromPreset, "load": FromWeights, "retrofit": FromRetrofit, "given": Given}

@@ -411,11 +411,6 @@ class Speedometer:
             return 0
         return self._counted(2, rows, length)["total"] - self._counted(1, rows, length)["total"]
 
-    def outside_flops(self, rows: int, length: int) -> int:
-        """Returns the FLOPs forward of what runs once, without the read-out: prelude and coda."""
-        first = self._counted(1, rows, length)
-        return first["total"] - first["head"] - self.step_flops(rows, length)
-
     def flops(self, pairs: Iterable[tuple[Batch, Plan]]) -> int:
         """Returns the FLOPs of an update's batches: forward through every step, backward through those with a gradient."""
         total = 0
